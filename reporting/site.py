@@ -17,8 +17,14 @@ import pandas as pd
 import vl_convert
 from markupsafe import Markup
 
-from longdecode.evals.analysis.declaration import Declaration, load_declarations
-from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, Tables
+from longdecode.evals.analysis.declaration import (
+    AmbiguousQueryError,
+    Declaration,
+    Found,
+    Query,
+    Tables,
+    load_declarations,
+)
 from longdecode.reporting import charts, looks, wording
 from longdecode.reporting.choice import smallest_budgets
 from longdecode.reporting.runs import Run, each, in_order, joined

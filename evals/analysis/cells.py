@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.budgets import bytes_share
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, generator, mean_interval, paired_interval
@@ -246,10 +245,7 @@ def _suite_tasks(cells: Mapping[Cell, Sequence[Record]]) -> dict[tuple[object, .
 
 
 def _table_order(cell: Cell) -> tuple[Any, ...]:
-    try:
-        size = bytes_share(cell.budget) or float(cell.budget)
-    except ValueError:
-        size = -1.0
+    size = -1.0 if cell.budget == "full" else float(cell.budget.removeprefix("bytes="))
     return cell.model, cell.suite, cell.task, cell.context, cell.batch, size, cell.variant
 
 

@@ -1,6 +1,6 @@
-"""Read what papers published, one typed YAML file a paper, and make claims.csv: each claim's number beside ours.
+"""Read what papers published, one typed YAML file a paper, and look up our numbers that stand beside.
 
-A claim's row has its number in print, the one that this project looks up for it, and one word for what came out.
+A :class:`Query` names one row of a run's tables: the one way for pages, claims and the README to find what they quote.
 """
 
 from __future__ import annotations
@@ -9,33 +9,180 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.analysis.comparisons import PairRequest
-from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, Tables, Where
 
-COLUMNS = (
-    "paper", "claim", "published", "like_for_like", "low", "high", "unit", "conditions", "bound", "best_variant",
-    "best", "verdict", "why", "source", "run", "revision",
-)  # fmt: skip
-Outcome = Literal["reproduced", "partly", "not reproduced", "not comparable", "cannot tell", "not run"]
-UNPROVEN = 0.05
-"""Corrected p-value above which a sign is not proven."""
-MOST_OF_IT = 0.5
-"""Share of the printed effect from which on a claim holds partly."""
+if TYPE_CHECKING:
+    from longdecode.evals.analysis.cells import Cell
+
+TableName = Literal["summary", "speed", "comparisons", "measures"]
+Where = dict[str, str | int | float | list[str] | list[int]]
+_NUMBERS: Mapping[str, tuple[str, str, str, str]] = {
+    "summary": ("value", "low", "high", "variant"),
+    "speed": ("ratio", "ratio_low", "ratio_high", "variant"),
+    "comparisons": ("difference", "low", "high", "a"),
+    "measures": ("value", "low", "high", "variant"),
+}
+"""By table, the columns of number, bounds and variant."""
+TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params"), str)
+"""Columns that look like numbers at times and are none."""
 
 
 class DeclarationError(LongDecodeError):
     """A paper's declaration that contradicts itself."""
 
 
+class QueryError(LongDecodeError):
+    """A query that names a column its table does not have."""
+
+
+class AmbiguousQueryError(QueryError):
+    """A query that leaves several rows, none of which is the one."""
+
+
 class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Query(_Closed):
+    """Name one row of a table.
+
+    Args:
+        table: summary, speed, comparisons or measures.
+        where: values by column; of a list any may stand, and an earlier one is taken before a later one.
+        longest: of several rows, take the one with the largest number in this column, and only then by ``where``.
+        best: of several rows, take the one with the highest value, or the lowest.
+        relative: a difference in per cent of b's value; of comparisons alone.
+        side: the score of a or b alone, which has no interval there; of comparisons alone.
+    """
+
+    table: TableName
+    where: Where = {}
+    longest: str | None = None
+    best: Literal["highest", "lowest"] | None = None
+    relative: bool = False
+    side: Literal["a", "b"] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Query:
+        if (self.relative or self.side) and self.table != "comparisons":
+            raise ValueError(f"relative and side are of comparisons alone, not of {self.table}")
+        return self
+
+    def narrowed(self, where: Where) -> Query:
+        """Return the query with more values, or others."""
+        return self.model_copy(update={"where": {**self.where, **where}})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A number that was looked up: value, interval, samples, unit, variant, and the row it stands in."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    unit: str
+    variant: str
+    row: Mapping[str, Any]
+
+
+class Tables:
+    """The tables of one run, read once; a table that the run does not have is empty."""
+
+    def __init__(self, tables: Mapping[str, pd.DataFrame]) -> None:
+        self._tables = tables
+
+    @classmethod
+    def read(cls, folder: Path) -> Tables:
+        """Read summary.csv, speed.csv, comparisons.csv and measures.csv of a results folder, those that exist."""
+        paths = {name: folder / f"{name}.csv" for name in _NUMBERS}
+        return cls({name: read_table(path) for name, path in paths.items() if path.is_file()})
+
+    def find(self, query: Query | None) -> Found | None:
+        """Return the number of the one row that fits; nothing where none does. Rows without a number do not count.
+
+        Raises:
+            QueryError: a column is unknown.
+            AmbiguousQueryError: several rows fit.
+        """
+        rows = self._tables.get(query.table, pd.DataFrame()) if query else pd.DataFrame()
+        if query is None or rows.empty:
+            return None
+        number = _NUMBERS[query.table][0]
+        if unknown := sorted(set(query.where) - set(rows.columns)):
+            raise QueryError(f"{query.table}.csv has no column {', '.join(unknown)}; it has {', '.join(rows.columns)}")
+        rows = rows[rows[number].notna()]
+        wanted = {name: list(map(_text, x if isinstance(x, list) else [x])) for name, x in query.where.items()}
+        for name, values in wanted.items():
+            rows = rows[rows[name].map(_text).isin(values)]
+        if query.longest:
+            rows = rows[rows[query.longest] == rows[query.longest].max()]
+        if query.best:
+            rows = rows.sort_values(number, ascending=query.best == "lowest", kind="stable").head(1)
+        for name, values in wanted.items():
+            rank = rows[name].map(_text).map(values.index)
+            rows = rows[rank == rank.min()]
+        if len(rows) > 1:
+            differing = ", ".join(name for name in rows.columns if rows[name].astype(str).nunique() > 1)
+            raise AmbiguousQueryError(f"{len(rows)} rows of {query.table}.csv fit; they differ in {differing}")
+        return None if rows.empty else _found(query, {str(name): each for name, each in rows.iloc[0].items()})
+
+
+def _found(query: Query, row: Mapping[str, Any]) -> Found:
+    """Return the number of a row in the unit that pages show."""
+    *numbers, variant = _NUMBERS[query.table]
+    scale, unit = (1.0, "times") if query.table == "speed" else (1.0, str(row["unit"]))
+    if unit == "fraction":
+        scale, unit = 100.0, "points"
+    if query.relative:
+        scale, unit = 100 / float(row["b_value"]), "percent"
+    value, low, high = (scale * float(row[name]) for name in numbers)
+    if query.side:
+        value, low, high = float(row[f"{query.side}_value"]), math.nan, math.nan
+    n = row.get("n")
+    return Found(value, low, high, 0 if pd.isna(n) else int(n), unit, str(row[variant]), row)
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read one table; an empty field is missing, and no text is taken for missing."""
+    return pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=[""], low_memory=False)
+
+
+def _text(value: object) -> str:
+    """Return a field or a wanted value as both are compared: whole numbers without a point, fractions as they stand."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+class PairRequest(_Closed):
+    """Ask for one variant against another wherever both ran the same task.
+
+    Args:
+        a: variants that are compared.
+        b: the variant that each is compared with.
+        a_model: model of ``a``; every model where it is left out.
+        b_model: model of ``b``; that of ``a`` where it is left out.
+        any_budget: also pair different budgets, as where a budget was chosen so that both read alike.
+    """
+
+    a: tuple[str, ...] = Field(min_length=1)
+    b: str
+    a_model: str | None = None
+    b_model: str | None = None
+    any_budget: bool = False
+
+    def asks_for(self, a: Cell, b: Cell) -> bool:
+        """Return whether the request is for this pair of cells of one task."""
+        return (
+            a.variant in self.a and b.variant == self.b
+            and self.a_model in (None, a.model) and b.model == (self.b_model or a.model)
+            and (self.any_budget or b.budget in (a.budget, "full"))
+        )  # fmt: skip
 
 
 class Ours(_Closed):
@@ -247,87 +394,3 @@ def load_declarations(folder: Path) -> dict[str, Declaration]:
         except (ValidationError, yaml.YAMLError) as error:
             raise DeclarationError(f"{path}: {error}") from error
     return found
-
-
-def claims_table(papers: Mapping[str, Declaration], tables: Tables, profile: str) -> pd.DataFrame:
-    """Return a row for every claim of every paper; what was not run, or fits several rows, says so.
-
-    A claim has one answer among the committed runs: that of the run it names. A run that no claim names answers all.
-
-    Raises:
-        QueryError: a claim's query names an unknown column.
-    """
-    named = {claim.run for paper in papers.values() for claim in paper.claims}
-    rows = [
-        _row(name, paper, claim, tables, claim.run == profile or profile not in named)
-        for name, paper in papers.items()
-        for claim in paper.claims
-    ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
-def outcome(printed: float | None, claim: Claim, found: Found | None, digits: int) -> Outcome:
-    """Return what came out of a claim under the paper's own conditions.
-
-    At least so much: ``reproduced`` where the interval reaches the printed figure (as rounded there), ``partly`` where
-    it reaches half of the printed effect, ``not reproduced`` where it stays below; of words without a number the sign
-    alone decides, where its corrected p-value proves it. At most so much: ``reproduced`` where the whole interval lies
-    below, ``not reproduced`` where none of it does. ``cannot tell``: there is no interval, it holds no effect as well
-    as half of the printed one, or forks of one training each stand behind it. The best variant has no say.
-    """
-    if found is None:
-        return "not run"
-    if not claim.comparable:
-        return "not comparable"
-    if not (math.isfinite(found.low) and math.isfinite(found.high)) or (claim.trainings or 2) < 2:
-        return "cannot tell"
-    rounding, by_sign = 0.0 if printed is None else 0.5 * 10.0**-digits, printed is None
-    printed = claim.no_effect if printed is None else printed
-    if claim.direction == "at_most":
-        if found.high <= printed + rounding:
-            return "reproduced"
-        return "not reproduced" if found.low > printed + rounding else "cannot tell"
-    sign = 1.0 if printed >= claim.no_effect else -1.0
-    least, most = sorted((sign * found.low, sign * found.high))
-    goal, nothing = sign * printed, sign * claim.no_effect
-    if most < nothing + MOST_OF_IT * (goal - nothing):
-        return "not reproduced"
-    if least <= nothing or (by_sign and found.row.get("p_holm", 0.0) > UNPROVEN):
-        return "cannot tell"
-    return "reproduced" if most >= goal - rounding else "partly"
-
-
-def _row(name: str, paper: Declaration, claim: Claim, tables: Tables, answers: bool) -> dict[str, Any]:
-    printed = paper.printed(claim)
-    found, best, bound, why = None, None, None, ""
-    if answers:
-        try:
-            found, best, bound = map(tables.find, (claim.like, claim.best, claim.bound))
-            if found is None and claim.instead and (found := tables.find(claim.instead.query)):
-                claim = claim.model_copy(update=claim.instead.model_dump(include={"comparable", "conditions", "why"}))
-        except AmbiguousQueryError as error:
-            why = f"Not read: {error}."
-    elif claim.run:
-        why = f"The run {claim.run} answers it."
-    if found:
-        why = claim.why.format(bound=bound.value if bound else math.nan, **found.row)
-    return {
-        "paper": name, "claim": claim.claim, "published": printed.text, "conditions": claim.conditions,
-        "like_for_like": found and found.value, "low": found and found.low, "high": found and found.high,
-        "unit": found.unit if found else printed.unit, "bound": bound and bound.value,
-        "best_variant": best and _variant(best, found), "best": best and best.value, "why": why,
-        "source": printed.mark, "run": claim.run,
-        "verdict": outcome(printed.number, claim, found, printed.digits),
-        "revision": found and found.row.get("revision"),
-    }  # fmt: skip
-
-
-def _variant(best: Found, like: Found | None) -> str:
-    """Return a variant with the task, context and batch at which it is best, where those of like for like differ."""
-    other = like.row if like else {}
-    places = [
-        f"{name} {value if isinstance(value, str) else format(int(value), ',')}"
-        for name in ("task", "context", "batch")
-        if not pd.isna(value := best.row.get(name)) and value != other.get(name)
-    ]
-    return ", ".join([best.variant, *places])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from longdecode.evals.analysis.cells import Cell, Cells, is_bounded, unit_scores
-from longdecode.evals.analysis.comparisons import PairRequest
+from longdecode.evals.analysis.declaration import PairRequest
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval
@@ -192,19 +192,16 @@ def _pair(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Iterator[dict[str, 
         key = (a.seed, *(part for part in a.key if part is not None))
         ratio = median_ratio(ratios[0].tolist(), spread.confidence, spread.resamples, key)
     elif all(map(len, ratios)):
-        ratio = bootstrap_interval(ratios, spread, rng("times_as_fast"), _quotient_of_medians)
-    more = bootstrap_interval([each / 1000 for each in times], spread, rng("extra_ms"), _difference_of_medians)
+        ratio = bootstrap_interval(ratios, spread, rng("times_as_fast"), of_medians(np.divide))
+    more = bootstrap_interval([each / 1000 for each in times], spread, rng("extra_ms"), of_medians(np.subtract))
     for measure, unit, found in (("times_as_fast", "times", ratio), ("extra_ms", "ms", more)):
         if found is not None:
             yield row | found._asdict() | {"measure": measure, "unit": unit}
 
 
-def _quotient_of_medians(ours: Floats, theirs: Floats, axis: int = -1) -> Floats:
-    return np.asarray(np.median(ours, axis=axis) / np.median(theirs, axis=axis))
-
-
-def _difference_of_medians(ours: Floats, theirs: Floats, axis: int = -1) -> Floats:
-    return np.asarray(np.median(ours, axis=axis) - np.median(theirs, axis=axis))
+def of_medians(compare: np.ufunc) -> Callable[..., Floats]:
+    """Return the statistic that compares the medians of two groups."""
+    return lambda ours, theirs, axis=-1: compare(np.median(ours, axis=axis), np.median(theirs, axis=axis))
 
 
 def step_overlaps(path: Path, spread: Spread) -> Iterator[dict[str, Any]]:

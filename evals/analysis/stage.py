@@ -6,10 +6,9 @@ from pathlib import Path
 
 from longdecode.evals import manifest
 from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cells, summary_table
-from longdecode.evals.analysis.comparisons import comparisons_table, pareto_table
-from longdecode.evals.analysis.declaration import claims_table, load_declarations
+from longdecode.evals.analysis.comparisons import claims_table, comparisons_table, pareto_table
+from longdecode.evals.analysis.declaration import Tables, load_declarations
 from longdecode.evals.analysis.measures import measures_table
-from longdecode.evals.analysis.query import Tables
 from longdecode.evals.fingerprint import require_settings
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.run_config import RESULT_TABLES, load_run_config, record_files

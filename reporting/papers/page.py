@@ -9,8 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from longdecode.evals.analysis.declaration import Declaration, PrintedTable
-from longdecode.evals.analysis.query import Found
+from longdecode.evals.analysis.declaration import Declaration, Found, PrintedTable
 from longdecode.reporting import charts, looks, wording
 from longdecode.reporting.overview import claim_cells
 from longdecode.reporting.runs import each, middle

@@ -12,10 +12,9 @@ import pandas as pd
 import pytest
 
 from longdecode.evals.analysis.cells import all_cells, scored_cells, summary_table
-from longdecode.evals.analysis.comparisons import comparisons_table
-from longdecode.evals.analysis.declaration import claims_table, load_declarations
+from longdecode.evals.analysis.comparisons import claims_table, comparisons_table
+from longdecode.evals.analysis.declaration import Tables, load_declarations
 from longdecode.evals.analysis.measures import measures_table
-from longdecode.evals.analysis.query import Tables
 from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample
 from longdecode.evals.run_config import RunConfig, load_run_config

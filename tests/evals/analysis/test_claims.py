@@ -12,8 +12,16 @@ import pandas as pd
 import pytest
 
 from longdecode.evals.analysis import measures
-from longdecode.evals.analysis.declaration import Claim, claims_table, load_declarations, outcome
-from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, QueryError, Tables
+from longdecode.evals.analysis.comparisons import claims_table, outcome
+from longdecode.evals.analysis.declaration import (
+    AmbiguousQueryError,
+    Claim,
+    Found,
+    Query,
+    QueryError,
+    Tables,
+    load_declarations,
+)
 
 PAPERS = Path(__file__).parents[3] / "reporting" / "papers"
 LYCHEE = load_declarations(PAPERS)["lychee"]

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from longdecode.evals.analysis.cells import all_cells, scored_cells
-from longdecode.evals.analysis.comparisons import PairRequest, comparisons_table
-from longdecode.evals.analysis.declaration import load_declarations
+from longdecode.evals.analysis.comparisons import comparisons_table
+from longdecode.evals.analysis.declaration import PairRequest, load_declarations
 from longdecode.evals.analysis.measures import measures_table
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.stats import Spread

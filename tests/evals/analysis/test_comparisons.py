@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from longdecode.evals.analysis.cells import CellError, all_cells, require_alike, scored_cells
-from longdecode.evals.analysis.comparisons import COLUMNS, PairRequest, comparisons_table, pareto_table
+from longdecode.evals.analysis.comparisons import COLUMNS, comparisons_table, pareto_table
+from longdecode.evals.analysis.declaration import PairRequest
 from longdecode.evals.analysis.measures import memory_bounds
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample
 from longdecode.evals.stats import Spread, holm

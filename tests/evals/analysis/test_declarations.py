@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.evals.analysis.declaration import DeclarationError, Ours, load_declarations
-from longdecode.evals.analysis.query import Query
+from longdecode.evals.analysis.declaration import DeclarationError, Ours, Query, load_declarations
 
 FOLDER = Path(__file__).parents[3] / "reporting" / "papers"
 PAPERS = load_declarations(FOLDER)
