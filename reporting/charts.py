@@ -69,8 +69,12 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     rows["wrapped"] = [textwrap.wrap(name, 48) for name in rows.name]
     base = alt.Chart(rows)
     y = alt.Y("name:N", sort=None, title=None, axis=None)
-    scale, form = (alt.Scale(type="log", nice=True), "~g") if log else (alt.Scale(zero=False, nice=True), "~f")
-    x = alt.X("print:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5, format=form, grid=not log))
+    axis = alt.Axis(tickCount=5, format="~f")
+    if log:
+        ends = [rows[["bottom", "print"]].min().min() / 1.1, rows[["top", "print"]].max().max() * 1.1]
+        axis.values = [tick for tick in (0.25, 0.5, 1, 2, 3, 5, 7, 10, 20, 50) if ends[0] <= tick <= ends[1]]
+    scale = alt.Scale(type="log", domain=ends, nice=False) if log else alt.Scale(zero=False, nice=True)
+    x = alt.X("print:Q", title=title, scale=scale, axis=axis)
     link = base.mark_rule(color=LIGHT["line"], strokeWidth=3).encode(y=y, x=x, x2="ours:Q")
     spread = base.mark_rule(strokeWidth=2).encode(y=y, x=alt.X("bottom:Q"), x2="top:Q", color=family_colour())
     tips = [

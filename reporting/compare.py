@@ -15,6 +15,15 @@ from longdecode.reporting.site import Figure, Page, Site
 
 _CELL = ["context", "variant", "budget"]
 _LINES = 7
+_SHORT = 4096
+"""Contexts under this many tokens stand on the tasks' pages alone, where a run has longer ones."""
+_HITS = {
+    "hit_rate=trace nosa": "recorded",
+    "hit_rate=trace infllm2": "recorded",
+    "prompts=whole": "",
+    "prompts=own": "sparse prefill",
+}
+"""By setting of a row at equal memory, where it is no rate: which blocks were found on the device."""
 _SMALL = (1 / 32, 1 / 8, 1 / 4)
 """Shares of the context at which the heat map changes its shade."""
 
@@ -66,6 +75,7 @@ def _sections(run: Run) -> Iterator[dict[str, Any]]:
         columns = [pair for pair in columns if pair in told]
         batches = sorted(steps.batch.unique()) if len(steps) else []
         rows = list(_rows(run, model, columns, batches, scored, losses, steps))
+        rows = [row for row in rows if row["context"] >= _SHORT] or rows
         if len(rows) > 1:
             yield {
                 "key": f"{run.name}|{model}",
@@ -157,11 +167,11 @@ def _heat(site: Site, page: Page, run: Run) -> Figure | None:
     holds = cells[cells.state == "holds"].groupby("variant").size().sort_values(ascending=False)
     total = shown.column.nunique()
     title = (
-        f"{run.title(holds.index[0])} holds on {holds.iloc[0]} of {total} tasks and contexts"
+        f"{run.title(holds.index[0])} stays within the margin on {holds.iloc[0]} of {total} tasks and contexts"
         if len(holds)
-        else "No method is proven to hold at any budget"
+        else "No method is proven to stay within the margin at any budget"
     )
-    note = f"Run {run.name}. Smallest budget in tokens within the margin of Full; ? cannot tell; none: all are worse."
+    note = f"{', '.join(wording.model_title(m) for m in in_order(cells.model))}, run {run.name}."
     return site.figure(page, f"budgets-{run.name}", title, charts.heat(shown), shown, note)
 
 
@@ -213,13 +223,15 @@ def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
         best = last[last.variant.map(lambda v: wording.card(run.methods[v]) is not None)].iloc[0]
         where = f"{wording.model_title(model)}: at {wording.tokens(best.context)} tokens"
         title = f"{where} {run.title(best.variant)} is fastest, {wording.times(best.ratio)} times Full"
+        if best.variant == REFERENCE:
+            title = f"{where} no method is faster than Full"
         yield site.figure(
             page,
             f"times-{run.name}-{model}",
             title,
             charts.speed_lines(shown, int(batch)),
             shown,
-            f"Run {run.name}. Bound: bytes that Full must read, over the fastest read measured on this device.",
+            f"Run {run.name}, {', '.join(run.devices)}.",
             width=520,
         )
 
@@ -235,15 +247,21 @@ def _memory(run: Run) -> Iterator[dict[str, Any]]:
         yield {
             "title": run.title(r.variant),
             "family": run.family(r.variant),
-            "model": wording.model_title(r.model),
-            "context": int(r.context),
+            "place": f"{_shape(r)}, {wording.tokens(r.context)} tokens",
             "batch": int(r.batch),
-            "setting": "" if wording.missing(r.op_sizes) else r.op_sizes.replace("_", " ").replace("=", " "),
+            "budget": wording.budget(r.budget, r.budget_tokens),
+            "setting": ""
+            if wording.missing(r.op_sizes)
+            else _HITS.get(r.op_sizes, r.op_sizes.removeprefix("hit_rate=")),
             "rate": r.tokens_per_s,
             "ratio": r.ratio,
             "low": r.ratio_low,
             "high": r.ratio_high,
         }
+
+
+def _shape(row: Any) -> str:
+    return "Forks of SmolLM2" if row.bench == "own_choices" else wording.model_title(row.model)
 
 
 def _kernels(run: Run) -> Iterator[dict[str, Any]]:
@@ -253,11 +271,10 @@ def _kernels(run: Run) -> Iterator[dict[str, Any]]:
     rows = run.speed[(run.speed.bench == "kernel") & run.speed.median_us.notna() & run.speed.op_sizes.isna()]
     rows = rows[rows.context == rows.groupby("method").context.transform("max")]
     for r in rows[rows.batch == rows.groupby("method").batch.transform("max")].pipe(each):
+        where = f"{wording.tokens(r.context)} tokens, " if r.context else ""
         yield {
-            "op": wording.spaced(r.method),
-            "peer": wording.spaced(r.variant),
-            "context": int(r.context),
-            "batch": int(r.batch),
+            "place": f"{wording.kernel_title(r.method)}; {where}batch {int(r.batch)}",
+            "peer": wording.kernel_title(r.variant),
             "us": r.median_us,
             "ratio": r.ratio,
             "share": r.fraction,

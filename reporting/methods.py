@@ -35,7 +35,7 @@ def _holds(site: Site, method: str) -> list[dict[str, Any]]:
             words = (
                 f"{int(r.budget_tokens):,} tokens"
                 if r.state == "holds"
-                else {"open": "cannot tell", "fails": "none tried"}[r.state]
+                else {"open": "cannot tell", "fails": "none, all worse"}[r.state]
             )
             out.append(
                 {
@@ -61,10 +61,9 @@ def _speeds(site: Site, method: str) -> list[dict[str, Any]]:
             out.append(
                 {
                     "title": run.title(r.variant),
-                    "model": wording.model_title(r.model),
-                    "context": wording.tokens(r.context),
+                    "place": f"{wording.model_title(r.model)}, {wording.tokens(r.context)} tokens; run {run.name}",
                     "batch": int(r.batch),
-                    "budget": wording.budget(r.budget, r.budget_tokens),
+                    "budget": run.budget(r.variant, r.budget, r.budget_tokens),
                     "ms": wording.number(r.median_us / 1000, "ms"),
                     "ratio": wording.number(r.ratio, "times"),
                     "interval": wording.interval(r.ratio_low, r.ratio_high, "times"),
@@ -82,5 +81,5 @@ def _gates(site: Site, method: str) -> list[str]:
         if mine:
             checks = [verdict for gate in mine for verdict in gate.get("verdicts", ())]
             passed = sum(verdict["status"] == "passed" for verdict in checks)
-            out.append(f"{run.name}: {passed} of {len(checks)} parameter sets passed on {mine[0]['device']}")
+            out.append(f"Run {run.name}: {passed} of {len(checks)} variants passed all checks on {mine[0]['device']}")
     return out

@@ -14,9 +14,12 @@ from longdecode.reporting.site import Page, Site
 
 _STATES = {
     "proven": "within the margin on every task",
-    "open": "no loss proven, none excluded either",
+    "open": "a loss is neither proven nor excluded",
     "none": "every faster variant is worse",
 }
+
+_REACHES = ("reproduced", "partly", "not reproduced")
+"""Verdicts that say how much of a published figure was reached."""
 
 
 def write_overview(site: Site) -> None:
@@ -124,7 +127,7 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
     """Return the card of a place: what to take, how fast it is, what it loses on each task, and how sure that is."""
     out = {
         "key": "|".join(map(str, place)),
-        "place": place_words(site, place),
+        "place": f"{place_words(site, place)}; {', '.join(site.run(place[0]).devices)}",
         "state": found.state,
         "state_words": _STATES[found.state],
     }
@@ -147,7 +150,7 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
         "front": _front_words(found.rows.front_share.dropna()),
         "title": row.title,
         "family": row.family,
-        "budget": "all" if row.budget == REFERENCE else f"{int(row.budget_tokens):,}",
+        "budget": "" if row.budget == REFERENCE else f"{int(row.budget_tokens):,}",
         "speed": wording.number(row.speed, "times"),
         "speed_interval": wording.interval(row.speed_low, row.speed_high, "times"),
         "step": wording.number(row.median_us / 1000, "ms"),
@@ -185,10 +188,10 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
             answer = "Full: every faster variant is worse"
             if len(found.rows):
                 row = found.first
-                verdict = "" if found.state == "proven" else f" (cannot tell, {found.prompts[1]} prompts)"
+                verdict = "within the margin" if found.state == "proven" else f"cannot tell, {found.prompts[1]} prompts"
                 speed = f"{wording.times(row.speed)}{wording.TIMES}"
                 size = "" if row.budget == REFERENCE else f", {int(row.budget_tokens):,} tokens"
-                answer = f"{row.title}{size}: {speed}{verdict}"
+                answer = f"{row.title}{size}: {speed} ({verdict})"
             yield {"need": need, "place": place_words(site, place), "answer": answer}
 
 
@@ -208,7 +211,7 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
             nearest = top(part, -part.loss)
             if (run.name, model) not in known:
                 least = f"{run.title(nearest.variant)} loses {wording.number(nearest.loss, 'points')} points"
-                answer = f"Full: every variant is worse; {least}" if nearest.verdict == "worse" else least
+                answer = f"Full: every variant is worse; the nearest, {least}" if nearest.verdict == "worse" else least
                 place = f"{wording.model_title(model)}, {wording.task_title(suite, task)}"
                 yield {"need": "Long answers", "place": place, "answer": answer}
 
@@ -237,19 +240,11 @@ def findings(site: Site) -> Iterator[dict[str, str]]:
     answered = claims[claims.answered & (claims.verdict != "not comparable")] if len(claims) else claims
     if len(answered):
         counts = answered.verdict.value_counts()
-        words = ", ".join(
-            f"{counts[v]} {word}"
-            for v, word in (
-                ("reproduced", "hold"),
-                ("partly", "hold partly"),
-                ("not reproduced", "do not hold"),
-                ("cannot tell", "stay open"),
-            )
-            if v in counts
-        )
+        words = ", ".join(f"{counts[v]} {v}" for v in wording.OUTCOMES if v in counts)
         yield {
-            "head": f"{counts.get('reproduced', 0)} of {len(answered)} published claims that we could test hold.",
-            "text": f"Like for like: {words}. The table below gives both numbers and the reason.",
+            "head": f"{counts.get('reproduced', 0)} of {len(answered)} claims of the papers are reproduced.",
+            "text": f"Of those tested: {words}. The table of claims has both numbers and the reason.",
+            "link": "#claims",
         }
 
 
@@ -326,14 +321,14 @@ def _gaps(site: Site, page: Page) -> Any:
     claims = site.claims
     if claims.empty:
         return None
-    rows = claims[claims.answered & (claims.unit == "times")].assign(
+    rows = claims[claims.answered & (claims.unit == "times") & claims.verdict.isin(_REACHES)].assign(
         print=lambda c: c.published.str.extract(r"([\d.]+)")[0].astype(float)
     )
     if len(rows) < 2:
         return None
     frame = pd.DataFrame(
         {
-            "name": [_short(f"{site.papers[r.paper].name}: {r.claim}") for r in rows.pipe(each)],
+            "name": [f"{site.papers[r.paper].name}: {r.claim}" for r in rows.pipe(each)],
             "print": rows["print"].to_numpy(),
             "ours": rows.like_for_like.to_numpy(),
             "low": rows.low.to_numpy(),
@@ -342,7 +337,7 @@ def _gaps(site: Site, page: Page) -> Any:
         }
     )
     reached = int((rows.verdict == "reproduced").sum())
-    title = f"{reached} of {len(rows)} published speed-ups are reached like for like"
+    title = f"{reached} of {len(rows)} published speed-ups are reached here, like for like"
     return site.figure(
         page,
         "published",
@@ -351,7 +346,3 @@ def _gaps(site: Site, page: Page) -> Any:
         frame,
         "Grey: the paper. Colour: measured here, with its 95 % interval.",
     )
-
-
-def _short(text: str, most: int = 78) -> str:
-    return text if len(text) <= most else text[: most - 1].rstrip(" ,") + "…"

@@ -96,6 +96,13 @@ class Run:
         """Return a variant's colour family."""
         return wording.family(self.methods.get(variant, variant))
 
+    @property
+    def purpose(self) -> str:
+        """The heading of the run's own README after its name; empty where there is none."""
+        path = self.folder / "README.md"
+        heading = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
+        return heading.partition(": ")[2]
+
     @cached_property
     def losses(self) -> pd.DataFrame:
         """Comparisons with full attention, as losses: above 0 means worse than Full.
@@ -155,13 +162,13 @@ class Run:
     def devices(self) -> list[str]:
         """The devices behind the numbers."""
         found = [t.device.dropna() for t in (self.summary, self.speed) if len(t)]
-        return sorted(set(pd.concat(found))) if found else []
+        return sorted({part for text in pd.concat(found) for part in text.split("; ")}) if found else []
 
     @property
     def revisions(self) -> list[str]:
         """The code revisions behind the numbers."""
         found = [t.revision.dropna() for t in (self.summary, self.speed) if len(t)]
-        return sorted(set(pd.concat(found))) if found else []
+        return sorted({part for text in pd.concat(found) for part in text.split("; ")}) if found else []
 
 
 def read_run(folder: Path) -> Run:

@@ -37,6 +37,7 @@ def write_tasks(site: Site) -> None:
             "task.html",
             suite=suite,
             words=_words(suite),
+            finding=_finding(runs, suite),
             grids=grids,
             figures=figures,
             texts=texts,
@@ -51,11 +52,28 @@ def _words(suite: str) -> dict[str, Any]:
     return {"summary": "", "tasks": {}}
 
 
+def _finding(runs: list[Run], suite: str) -> str:
+    """Return which variants stay within the margin where there are the most prompts; empty without a verdict."""
+    found = [(run, run.leading(run.losses[run.losses.suite == suite])) for run in runs if len(run.losses)]
+    told = [(run, rows[rows.verdict != ""]) for run, rows in found if (rows.verdict != "").any()]
+    if not told:
+        return ""
+    run, rows = max(told, key=lambda item: item[1].n.max())
+    most = top(rows, rows.n * 1e6 + rows.context)
+    rows = rows[(rows.model == most.model) & (rows.task == most.task) & (rows.context == most.context)]
+    within = in_order(run.title(v) for v in rows[rows.verdict == "within"].variant)
+    names = f"{', '.join(within[:6])}{' and others' if len(within) > 6 else ''}" if within else "no variant"
+    return (
+        f"Within the margin of Full at some budget: {names}, of {rows.variant.nunique()} tried "
+        f"({wording.model_title(most.model)}, {wording.tokens(most.context)} tokens, {int(most.n)} prompts)."
+    )
+
+
 def _facts(runs: list[Run], suite: str) -> dict[str, str]:
     """Return metric, data and protocol of the suite's rows."""
     rows = pd.concat([run.summary[run.summary.suite == suite] for run in runs])
     return {
-        "metric": ", ".join(m.replace("_", " ") for m in in_order(rows.metric.dropna())),
+        "metric": ", ".join(wording.column_title(m).lower() for m in in_order(rows.metric.dropna())),
         "data": " and ".join(sorted({s for run in runs for s in run.data_sources})),
     }
 
@@ -181,13 +199,19 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
     task = wording.task_title(suite, rows.task.iloc[0])
     place = f"{task}; {wording.model_title(rows.model.iloc[0])}, {wording.tokens(rows.context.iloc[0])} tokens"
     title = (
-        f"With {words}, {len(within)} of {len(mine)} methods stay within the margin over the whole answer"
+        f"With {words}, the answers of {len(within)} of {len(mine)} methods stay within the margin"
         if len(mine)
         else f"Scores along the answer with {words}"
     )
+    drawn = " Drawn: the three that lose least and the two that lose most." if len(shown) <= len(ordered) else ""
     spec = charts.along_lines(frame, _GROUPS, "Place in the answer", "Right, %")
     return site.figure(
-        page, f"along-{run.name}", title, spec, frame, f"{place}, run {run.name}. Each point joins neighbouring places."
+        page,
+        f"along-{run.name}",
+        title,
+        spec,
+        frame,
+        f"{place}, run {run.name}. A point joins neighbouring places.{drawn}",
     )
 
 

@@ -33,6 +33,7 @@ def write_trust(site: Site) -> None:
         Page("trust"),
         "trust.html",
         runs=runs,
+        versions=in_order(run["versions"] for run in runs),
         holes=[hole for run in site.current for hole in _holes(run)],
         older=older,
     )
@@ -47,6 +48,7 @@ def _facts(site: Site, run: Run) -> dict[str, Any]:
     versions = run.gate[0].get("versions", {}) if run.gate else {}
     return {
         "name": run.name,
+        "what": run.purpose,
         "devices": run.devices,
         "revisions": run.revisions,
         "models": [wording.model_title(m) for m in models],
@@ -74,7 +76,7 @@ def _holes(run: Run) -> list[dict[str, Any]]:
                     "run": run.name,
                     "title": run.title(variant),
                     "what": what,
-                    "status": status.replace("_", " "),
+                    "status": wording.STATUSES.get(status, status.replace("_", " ")),
                     "n": len(part),
                 }
             )

@@ -45,6 +45,14 @@ REASONS = {
     "no_baseline": "full attention was not run",
 }
 """By status of a comparison without a verdict: why there is none."""
+STATUSES = {
+    "oom": "did not fit the device\u2019s memory",
+    "unsupported": "the method or model cannot do it there",
+    "failed_gate": "the method failed its checks",
+    "data_unavailable": "the data set was not there",
+    "timeout": "no answer in time",
+}
+"""By status of a result: why it is missing."""
 OUTCOMES = {
     "reproduced": "holds",
     "partly": "partly",
@@ -87,8 +95,11 @@ def variant_title(variant: str, method: str, params: str | None = None, plain: s
     if variant == method:
         return title
     rest = re.sub(r"[_+\-]+", " ", variant.removeprefix(method)).strip()
+    rest = str(TITLES["variants"].get(rest, rest))
     if variant.endswith("+window"):
         return f"{variant_title(variant.removesuffix('+window'), method, params, plain)}, equal windows"
+    if variant.startswith("own_"):
+        return f"{variant_title(variant.removeprefix('own_'), method, params, plain)}, own choices"
     return f"{title}, {_knobs(method, params, plain) or rest}"
 
 
@@ -100,7 +111,11 @@ def _knobs(method: str, params: str | None, plain: str | None) -> str:
     differs = {k: v for k, v in given.items() if v != default.get(k)}
     if not differs or len(differs) > 2 or any(isinstance(v, dict | list) or "/" in str(v) for v in differs.values()):
         return ""
-    return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in differs.items() if v != shared.get(k))
+    return ", ".join(
+        f"{v:.0%} of the context" if k == "share" else f"{k.replace('_', ' ')} {v}"
+        for k, v in differs.items()
+        if v != shared.get(k)
+    )
 
 
 def model_title(model: str) -> str:
@@ -131,6 +146,12 @@ def task_title(suite: str, task: str) -> str:
 def column_title(name: str) -> str:
     """Return the title of a printed column or table."""
     return str(TITLES["columns"].get(name, spaced(name)))
+
+
+def kernel_title(name: str) -> str:
+    """Return the title of a kernel's operation or of its implementation; ``rows8`` is of eight queries at once."""
+    text = TITLES["kernels"].get(name) or spaced(name)
+    return re.sub(r" rows(\d+)", r", \1 queries", text)
 
 
 def spaced(name: str) -> str:

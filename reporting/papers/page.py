@@ -132,7 +132,7 @@ def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirro
     )
     return Mirror(
         name,
-        f"{wording.column_title(name)} ({_section(table.section)})",
+        _title(paper_name, name, table.section),
         table.what,
         [wording.spaced(key) for key in keys],
         heads,
@@ -187,9 +187,10 @@ def _key(paper: Declaration, key: str, value: object) -> str:
     return wording.column_title(str(value))
 
 
-def _section(text: str) -> str:
-    """Return where a table stands in the paper, in words; a bare number is a section."""
-    return f"section {text}" if text.replace(".", "").isdigit() else text
+def _title(paper: str, name: str, section: str) -> str:
+    """Return a table's title with its place in the paper; a bare number is of the notes on it and is left out."""
+    title = wording.TITLES["tables"].get(paper, {}).get(name) or wording.column_title(name)
+    return f"{title} ({section})" if section[:1].isalpha() else title
 
 
 def key_figure(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figure | None:
@@ -211,7 +212,10 @@ def key_figure(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> F
         return None
     frame = pd.DataFrame(
         {
-            "name": list(rows),
+            "name": [
+                " · ".join(f"{head} {key}" for head, key in zip(table.keys, name.split(" · "), strict=True))
+                for name in rows
+            ],
             "print": [c.number for c in rows.values()],
             "ours": [c.found.value for c in rows.values() if c.found],
             "low": [c.found.low for c in rows.values() if c.found],
@@ -252,7 +256,7 @@ def curves(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figur
     last = frame[frame.x == frame.x.max()].sort_values("y").name
     title = f"{table.title}: {last.iloc[0]} ends lowest, {last.iloc[-1]} highest"
     spec = charts.along_lines(frame, len(table.columns), wanted["x"], wanted["y"], low=0.0)
-    note = f"{table.stands}. Bands: 95 % intervals. The paper's curves have no numbers."
+    note = f"Ours: {table.stands}. Bands: 95 % intervals. The paper's curves have no numbers."
     return site.figure(page, "curves", title, spec, frame, note)
 
 
