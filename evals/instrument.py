@@ -96,13 +96,9 @@ def _full_solves(spec: InstrumentSpec, full: pd.DataFrame) -> Iterator[Check]:
         own = task.removesuffix(f"_{question}")
         named = [spec.full_min_by_task[name] for name in (task, own) if name in spec.full_min_by_task]
         if named or folder in SOLVED_SUITES:
-            least, score = (*named, spec.full_min)[0], cell["score"].mean()
-            numbers = (
-                {"score": score, "n": int(cell["score"].count())}
-                if score >= 0
-                else dict(cell.iloc[0][["status", "reason"]])
-            )
-            holds = score >= least if score >= 0 else None
+            least, score, n = (*named, spec.full_min)[0], cell["score"].mean(), int(cell["score"].count())
+            numbers = {"score": score, "n": n} if n else dict(cell.iloc[0][["status", "reason"]])
+            holds = score >= least if n else None
             asked.append(_check(f"full_solves/{task}/{context}", f"full scores at least {least}", holds, **numbers))
     yield from asked or [_check("full_solves", f"full scores at least {spec.full_min}", None)]
 

@@ -7,7 +7,7 @@ in their dataclass, not in configurations; ``docs/models.md`` and ``docs/reprodu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -147,26 +147,22 @@ class TrainingSpec:
 
     def trainings(self, name: str) -> dict[str, Any]:
         """Return the trainings of the entry by their names, one a seed."""
-        one = self._fork(name) if self.is_fork else self._roles(name)
+        kind: type[Any] = ForkTraining if self.is_fork else RoleTraining
+        recipe = (FORK_RECIPES if self.is_fork else ROLE_RECIPES)[self.recipe]
+        one = kind(name=name, model=self.model, **{**recipe, **self._given()})
         return {f"{name}{seed}": replace(one, name=f"{name}{seed}", seed=seed) for seed in self.seeds} or {name: one}
 
-    def _given(self, **called: str) -> dict[str, Any]:
-        """Return what the entry says, sizes aside, under the names that the training has for it."""
-        names = [item.name for item in fields(self) if item.name not in ("recipe", "seeds", "contexts", "window")]
-        return {called.get(name, name): value for name in names if (value := getattr(self, name)) is not None}
-
-    def _roles(self, name: str) -> RoleTraining:
-        given = self._given(heads="target_heads")
-        contexts = self.contexts or (0,)
-        sizes = {"sink": self.window[0], "recent": self.window[1]} if self.window else {}
-        ends = contexts[0], contexts[-1]
-        return RoleTraining(name=name, contexts=ends, **{**ROLE_RECIPES[self.recipe], **given, **sizes})
-
-    def _fork(self, name: str) -> ForkTraining:
-        given = self._given(batch="rows")
-        length = self.contexts[0] if self.contexts else FORK_LENGTH
-        sizes = {"length": length, "budget": length // 4, "log_every": max(1, (self.steps or FORK_STEPS) // 10)}
-        return ForkTraining(name=name, **{**FORK_RECIPES[self.recipe], **given, **sizes})
+    def _given(self) -> dict[str, Any]:
+        """Return what the entry says, under the names that the training has for it."""
+        lengths, (sink, recent) = self.contexts or (FORK_LENGTH,), self.window or (None, None)
+        said: dict[str, Any] = {"steps": self.steps, "data": self.data, "lr": self.lr}
+        if self.is_fork:
+            said |= {"rows": self.batch, "length": lengths[0], "budget": lengths[0] // 4}
+            said |= {"log_every": max(1, (self.steps or FORK_STEPS) // 10)}
+        else:
+            said |= {"batch": self.batch, "target_heads": self.heads, "contexts": (lengths[0], lengths[-1])}
+            said |= {"ratio": self.ratio, "sink": sink, "recent": recent}
+        return {name: value for name, value in said.items() if value is not None}
 
     @model_validator(mode="after")
     def _check(self) -> TrainingSpec:

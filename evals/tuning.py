@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -84,8 +84,8 @@ def sweep(
         return {variant: read_records(path, Record) for variant, path in outputs.items()}
 
 
-def tune(config: RunConfig, model: str, output: Path, methods: Collection[str] | None = None) -> TuningRecord:
-    """Tune every method of a run on one model, or some of them, and write the record.
+def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
+    """Tune every method of a run on one model and write the record.
 
     Raises:
         ConfigError: Full solves none of the tuning tasks, so that a score would choose nothing.
@@ -103,9 +103,8 @@ def tune(config: RunConfig, model: str, output: Path, methods: Collection[str] |
         )
     found: dict[str, Tuned] = {}
     for method, variant in tuned_variants(config).items():
-        if methods is None or method in methods:
-            found[method] = _tuned(config, model, config.methods[variant], layers, kept)
-            print(f"{method}: {found[method].chosen} after {found[method].seconds:.0f} s", flush=True)
+        found[method] = _tuned(config, model, config.methods[variant], layers, kept)
+        print(f"{method}: {found[method].chosen} after {found[method].seconds:.0f} s", flush=True)
     record = TuningRecord(
         model=model, model_hash=provenance.checkpoint_hash(folder),
         revision=provenance.revision() + ("+dirty" if provenance.is_dirty() else ""),

@@ -16,12 +16,20 @@ import pandas as pd
 
 from longdecode.evals import stats
 from longdecode.evals.analysis import cells as grouped
-from longdecode.evals.analysis.cells import ALL_TASKS, Cell, Cells, TaskStatus, is_bounded, method_of, paired_units
+from longdecode.evals.analysis.cells import (
+    ALL_TASKS,
+    Cell,
+    Cells,
+    TaskStatus,
+    good_times,
+    is_bounded,
+    method_of,
+    paired_units,
+)  # fmt: skip
 from longdecode.evals.analysis.declaration import AmbiguousQueryError, Claim, Declaration, Found, PairRequest, Tables
 from longdecode.evals.records import BaseRecord, SpeedRecord
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, generator
-from longdecode.evals.throughput.summary import good_times
 
 COLUMNS = (
     "a", "b", "model", "b_model", "suite", "task", "context", "batch", "budget", "b_budget", "n", "a_value", "b_value",

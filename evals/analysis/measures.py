@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from longdecode.evals.analysis.cells import Cell, Cells, is_bounded, unit_scores
+from longdecode.evals.analysis.cells import Cell, Cells, good_times, is_bounded, median_ratio, unit_scores
 from longdecode.evals.analysis.declaration import PairRequest
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval
 from longdecode.evals.store import read_frame, read_records
-from longdecode.evals.throughput.summary import good_times, median_ratio
 
 COLUMNS = (
     "measure", "model", "variant", "over", "task", "context", "batch", "budget", "setting", "over_setting", "length",

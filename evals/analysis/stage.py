@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from longdecode.evals import manifest
-from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cells, summary_table
+from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cells, speed_table, summary_table
 from longdecode.evals.analysis.comparisons import claims_table, comparisons_table, pareto_table
 from longdecode.evals.analysis.declaration import Tables, load_declarations
 from longdecode.evals.analysis.measures import measures_table
@@ -14,7 +14,6 @@ from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.run_config import RESULT_TABLES, load_run_config, record_files
 from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_folder, read_records, write_table
-from longdecode.evals.throughput.summary import speed_table
 
 READ = ("locality.csv", "overlap.csv")
 """Files beside the tables that are read; what else was measured has a folder of its own."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals.analysis.cells import good_times, median, shown, speed_table
 from longdecode.evals.config_values import unknown_name
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
@@ -26,7 +27,6 @@ from longdecode.evals.throughput.equal_memory import EqualMemoryBench, OwnChoice
 from longdecode.evals.throughput.harness import Bench, SpeedCell, SpeedStore
 from longdecode.evals.throughput.kernels import KernelBench
 from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OPS, OWN_CHOICES
-from longdecode.evals.throughput.summary import good_times, median, shown, speed_table
 
 _BENCHES = {KERNELS: KernelBench, EQUAL_MEMORY: EqualMemoryBench, OWN_CHOICES: OwnChoicesBench}
 _FILTERS = {"jobs": "kernels, models, ... (default: all)", "variants": f"variants, methods or ops: {', '.join(OPS)}"}

@@ -185,7 +185,7 @@ def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> Non
     assert "evals/tasks/longbench.yaml" in closure("evals/tasks/longbench.py")
     speed = closure("evals/throughput/decode.py")
     assert {"evals/throughput/timing.py", "evals/throughput/steps.py", "kernels/linear/gpu.py"} <= speed
-    assert "evals/throughput/summary.py" not in speed
+    assert "evals/throughput/measure.py" not in speed
 
 
 def test_every_module_at_which_closures_stop_exists() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from longdecode.evals.analysis.cells import all_cells, scored_cells, summary_table
+from longdecode.evals.analysis.cells import all_cells, scored_cells, speed_table, summary_table
 from longdecode.evals.analysis.comparisons import claims_table, comparisons_table
 from longdecode.evals.analysis.declaration import Tables, load_declarations
 from longdecode.evals.analysis.measures import measures_table
@@ -19,7 +19,6 @@ from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.stats import Spread
-from longdecode.evals.throughput.summary import speed_table
 
 ROOT = Path(__file__).parents[3]
 PAPERS = load_declarations(ROOT / "reporting" / "papers")

@@ -27,7 +27,7 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
     """A misspelt column would leave every cell grey."""
     from longdecode.evals.analysis import comparisons, measures
     from longdecode.evals.analysis.cells import COLUMNS as SUMMARY
-    from longdecode.evals.throughput.summary import COLUMNS as SPEED
+    from longdecode.evals.analysis.cells import SPEED_COLUMNS as SPEED
 
     known = {
         "summary": SUMMARY,

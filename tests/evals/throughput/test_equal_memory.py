@@ -14,6 +14,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
 from longdecode.engine.weights import load_decoder, random_decoder
 from longdecode.evals import gate
+from longdecode.evals.analysis.cells import speed_table
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import look
 from longdecode.evals.records import SpeedRecord
@@ -25,7 +26,6 @@ from longdecode.evals.throughput.forced_selection import draw_selections, share_
 from longdecode.evals.throughput.harness import shape_config
 from longdecode.evals.throughput.measure import measure_speed
 from longdecode.evals.throughput.spec import Grid
-from longdecode.evals.throughput.summary import speed_table
 from longdecode.methods.registry import get_method
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from longdecode.evals.analysis import cells as summary
+from longdecode.evals.analysis.cells import SPEED_COLUMNS, shown, speed_table
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.store import read_folder
-from longdecode.evals.throughput import summary
-from longdecode.evals.throughput.summary import COLUMNS, shown, speed_table
 
 ROOT = Path(__file__).parents[3]
 NUMBERS = {
@@ -50,7 +50,7 @@ def test_a_row_by_hand(speed_record: Make) -> None:
     assert row["gb_per_s"] == pytest.approx(2.0)
     assert row["tokens_per_s"] == pytest.approx(4 / 250e-6)
     assert (row["sm_clock_low_mhz"], row["sm_clock_high_mhz"], row["peak_bytes"]) == (1900, 1980, 7)
-    assert tuple(row) == COLUMNS
+    assert tuple(row) == SPEED_COLUMNS
 
 
 def test_a_ceiling_belongs_to_its_device(speed_record: Make) -> None:
@@ -93,7 +93,7 @@ def test_stored_records_give_the_committed_table(folder: Path) -> None:
     key = ["bench", "model", "method", "variant", "params", "stage", "context", "batch", "budget"]
     both = frozen.merge(table.reset_index(drop=True), on=key, how="outer", suffixes=("", "_now"), indicator=True)
     assert (both["_merge"] == "both").all() and len(both) == len(frozen) == len(table)
-    for name in COLUMNS:
+    for name in SPEED_COLUMNS:
         if name in key:
             continue
         then, now = both[name], both[f"{name}_now"]
@@ -104,9 +104,9 @@ def test_stored_records_give_the_committed_table(folder: Path) -> None:
 
 
 def test_spread_is_median_and_percentiles() -> None:
-    found = summary.spread([float(value) for value in range(1, 22)])
+    found = summary.median_spread([float(value) for value in range(1, 22)])
     assert (found.value, found.low, found.high) == (11.0, 2.0, 20.0)
-    assert math.isnan(summary.spread([]).value)
+    assert math.isnan(summary.median_spread([]).value)
 
 
 def test_a_ratio_without_spread_is_a_point() -> None:
