@@ -17,13 +17,6 @@ _CELL = ["context", "variant", "budget"]
 _LINES = 7
 _SHORT = 4096
 """Contexts under this many tokens stand on the tasks' pages alone, where a run has longer ones."""
-_HITS = {
-    "hit_rate=trace nosa": "recorded",
-    "hit_rate=trace infllm2": "recorded",
-    "prompts=whole": "",
-    "prompts=own": "sparse prefill",
-}
-"""By setting of a row at equal memory, where it is no rate: which blocks were found on the device."""
 _SMALL = (1 / 32, 1 / 8, 1 / 4)
 """Shares of the context at which the heat map changes its shade."""
 
@@ -252,7 +245,7 @@ def _memory(run: Run) -> Iterator[dict[str, Any]]:
             "budget": wording.budget(r.budget, r.budget_tokens),
             "setting": ""
             if wording.missing(r.op_sizes)
-            else _HITS.get(r.op_sizes, r.op_sizes.removeprefix("hit_rate=")),
+            else wording.TITLES["hits"].get(r.op_sizes, r.op_sizes.removeprefix("hit_rate=")),
             "rate": r.tokens_per_s,
             "ratio": r.ratio,
             "low": r.ratio_low,

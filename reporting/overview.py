@@ -134,7 +134,6 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
     if found.rows.empty:
         return out
     row = found.first
-    low, high = found.prompts
     others = [
         {
             "title": part.title.iloc[0],
@@ -153,10 +152,8 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
         "budget": "" if row.budget == REFERENCE else f"{int(row.budget_tokens):,}",
         "speed": wording.number(row.speed, "times"),
         "speed_interval": wording.interval(row.speed_low, row.speed_high, "times"),
-        "step": wording.number(row.median_us / 1000, "ms"),
         "method": site.run(place[0]).methods[row.variant],
         "tasks": [task_line(r) for r in found.rows.pipe(each)],
-        "prompts": f"{low}" if low == high else f"{low} to {high}",
         "row": row_anchor(place[0], place[1], place[2], row.variant, row.budget),
     }
 
@@ -292,7 +289,6 @@ def claim_cells(site: Site, row: Any) -> dict[str, Any]:
         "name": site.papers[row.paper].name,
         "claim": row.claim,
         "anchor": row.anchor,
-        "run": row.run,
         "published": f"{published}{word}" if any(map(str.isdigit, published)) else published,
         "ours": ours,
         "interval": wording.interval(row.low, row.high, unit) if ours else "",
@@ -300,10 +296,9 @@ def claim_cells(site: Site, row: Any) -> dict[str, Any]:
         "best_variant": _best_words(site.run(row.run), row.best_variant),
         "verdict": row.verdict,
         "style": wording.OUTCOMES.get(row.verdict, "none"),
-        "why": "" if wording.missing(row.why) else row.why,
+        "why": row.why if not wording.missing(row.why) else row.conditions if row.verdict == "not run" else "",
         "conditions": row.conditions,
         "source": row.source,
-        "unit": unit,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.config_values import refuse_unknown, unknown_name
+from longdecode.evals.config_values import refuse_unknown
 from longdecode.reporting.runs import read_table
 
 Rows = list[tuple[str, ...]]
@@ -111,7 +112,9 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
     known = {*pairs.get("a", ()), *pairs.get("b", ()), *steps.get("variant", ())}
     for name in (a, b):
         if name not in known:
-            raise ConfigError(unknown_name("variant", name, map(str, known)))
+            near = difflib.get_close_matches(name, map(str, known), n=6, cutoff=0.0)
+            told = f"no run has a variant {name!r}; nearest valid name: {near[0]!r} (of {', '.join(near)}, ...)"
+            raise ConfigError(f"{told}; `longdecode run --methods {name}` measures a method")
     if context is not None:
         pairs, steps = (table[table["context"] == context] if len(table) else table for table in (pairs, steps))
     return _quality(pairs, a, b), _speed(steps, a, b)
@@ -134,9 +137,10 @@ def _quality(pairs: pd.DataFrame, a: str, b: str) -> Rows:
         values = (row.b_value, row.a_value) if turned else (row.a_value, row.b_value)
         shown = f"{gap[0]:+.3f} ({gap[1]:+.3f} to {gap[2]:+.3f})"
         verdict = f"{row.verdict} ({row.a} beside {row.b})" if isinstance(row.verdict, str) else "-"
+        task = row.suite if row.task == POOLED else row.task
         budget = str(row.budget) if row.budget == row.b_budget else f"{row.budget} / {row.b_budget}"
         rows.append(
-            (row.run, row.task, f"{row.context:,}", budget, str(row.n), *(f"{v:.3f}" for v in values), shown, verdict)
+            (row.run, task, f"{row.context:,}", budget, str(row.n), *(f"{v:.3f}" for v in values), shown, verdict)
         )
     return rows
 

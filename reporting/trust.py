@@ -76,7 +76,7 @@ def _holes(run: Run) -> list[dict[str, Any]]:
                     "run": run.name,
                     "title": run.title(variant),
                     "what": what,
-                    "status": wording.STATUSES.get(status, status.replace("_", " ")),
+                    "status": wording.TITLES["statuses"].get(status, status.replace("_", " ")),
                     "n": len(part),
                 }
             )

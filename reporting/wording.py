@@ -45,14 +45,6 @@ REASONS = {
     "no_baseline": "full attention was not run",
 }
 """By status of a comparison without a verdict: why there is none."""
-STATUSES = {
-    "oom": "did not fit the device\u2019s memory",
-    "unsupported": "the method or model cannot do it there",
-    "failed_gate": "the method failed its checks",
-    "data_unavailable": "the data set was not there",
-    "timeout": "no answer in time",
-}
-"""By status of a result: why it is missing."""
 OUTCOMES = {
     "reproduced": "holds",
     "partly": "partly",

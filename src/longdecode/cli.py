@@ -211,7 +211,7 @@ def compare(
     show(console, ("run", "task", "context", "budget", "n", a, b, "difference", "verdict"), quality)
     show(console, ("run", "model", "context", "batch", "budget", f"{a}, times Full", f"{b}, times Full"), speed)
     if not quality and not speed:
-        raise ConfigError(f"no table of results/ has {a} and {b} in one cell")
+        raise ConfigError(f"no run in results/ compared {a} and {b} at one task, context and budget, or timed both")
 
 
 @app.command()

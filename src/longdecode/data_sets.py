@@ -108,7 +108,7 @@ def check(folder: Path) -> Iterator[tuple[str, ...]]:
     here = {name: {key: place for key, place in found.items() if place.is_dir()} for name, found in suites.items()}
     if not any(here.values()):
         keys = ", ".join(dict.fromkeys(key for found in suites.values() for key in found))
-        raise ConfigError(f"{folder} has no folder of data in it; one a key is expected: {keys}")
+        raise ConfigError(f"{folder}: no data set in it (folders: {keys}); `longdecode data fetch SUITE` makes one")
     tokenizer = load_tokenizer(REPOSITORY / "models" / "miniature" / "weights")
 
     def fault(act: Callable[..., object], *given: object) -> str:

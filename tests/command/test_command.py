@@ -137,7 +137,7 @@ def test_compare_prints_pairs_and_speeds_from_tables(results: Path) -> None:
     assert "-30.000 (-45.000 to -20.000)" in turned and turned.splitlines()[-1].split()[-2:] == ["1.50", "2.50"]
     with pytest.raises(ConfigError, match="nearest valid name: 'quest'"):
         said("compare", "lychee", "qest")
-    with pytest.raises(ConfigError, match="in one cell"):
+    with pytest.raises(ConfigError, match="at one task, context"):
         said("compare", "lychee", "quest", "--context", "8k")
     with pytest.raises(ConfigError, match=r"unknown run of results/ 'mne'; nearest valid name: 'mine'"):
         said("compare", "lychee", "quest", "--profile", "mne")
@@ -190,7 +190,11 @@ def test_data_is_listed_fetched_and_checked_in_one_layout(results: Path, monkeyp
     (row,) = [line for line in said("data").splitlines() if line.startswith("gpqa")]
     assert "Idavidrein/gpqa" in row and "CC BY" in row
     monkeypatch.setenv("HF_ENDPOINT", "https://nowhere.invalid")
-    refusals = {"fetch ruler": "invalid cannot be reached", "fetch passkey": "nothing to fetch", "check .": "one a key"}
+    refusals = {
+        "fetch ruler": "invalid cannot be reached",
+        "fetch passkey": "nothing to fetch",
+        "check .": "no data set",
+    }
     for words, why in refusals.items():
         with pytest.raises(ConfigError, match=why):
             said("data", *words.split())
