@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from longdecode.reporting import charts, tradeoff, wording
-from longdecode.reporting.choice import NEEDED, PLACE, Choice, choose, fastest
 from longdecode.reporting.runs import REFERENCE, Run, each, groups, top
 from longdecode.reporting.site import Page, Site
+from longdecode.reporting.tradeoff import NEEDED, PLACE, Choice, choose, fastest
 
 _STATES = {
     "proven": "within the margin on every task",

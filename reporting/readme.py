@@ -15,9 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.reporting import charts, tradeoff
-from longdecode.reporting.choice import PLACE, choose
 from longdecode.reporting.runs import read_run
 from longdecode.reporting.site import Site
+from longdecode.reporting.tradeoff import PLACE, choose
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = "README.md.j2"

@@ -26,8 +26,8 @@ from longdecode.evals.analysis.declaration import (
     load_declarations,
 )
 from longdecode.reporting import charts, looks, wording
-from longdecode.reporting.choice import smallest_budgets
 from longdecode.reporting.runs import Run, each, in_order, joined
+from longdecode.reporting.tradeoff import smallest_budgets
 
 HERE = Path(__file__).parent
 _NARROW = 400

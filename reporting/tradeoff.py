@@ -1,24 +1,34 @@
-"""The figure of loss against speed: its specification, and the data of one view of it."""
+"""Choose what pages recommend, from verdicts and measured speeds alone, and draw the figure of loss against speed.
+
+What is not proven is never called the best.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import altair as alt
 import pandas as pd
 
-from longdecode.reporting import choice, looks, wording
+from longdecode.reporting import looks, wording
 from longdecode.reporting.charts import Spec, family_colour, finished
 from longdecode.reporting.looks import LIGHT
-from longdecode.reporting.runs import each
+from longdecode.reporting.runs import REFERENCE, Run, each, groups, top
 
 _LOSS_AXES: Mapping[str, tuple[tuple[float, float], list[float], str, str]] = {
     "points": ((-3.0, 105.0), [0, 2, 5, 10, 20, 40, 60, 80, 100], "Points lost against Full", ".1f"),
     "nats": ((-0.01, 0.6), [0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5], "Nats lost against Full", ".3f"),
 }
 """By unit: domain, ticks, title and format of a loss."""
+PLACE = ["run", "model", "context", "batch"]
+FEW = 16
+"""Units below which an interval is too narrow to exclude a variant."""
+NEEDED = 300
+"""Prompts a task that decide at a margin of 2 points where at most 3 % of the answers differ."""
 
 
 def loss_unit(unit: str) -> str:
@@ -124,7 +134,7 @@ def tradeoff(unit: str) -> Spec:
     return finished(alt.layer(band, words, one, one_words, steps, spread, lines, ring, marks, names), 430)
 
 
-def tradeoff_view(rows: pd.DataFrame, chosen: choice.Choice) -> Spec:
+def tradeoff_view(rows: pd.DataFrame, chosen: Choice) -> Spec:
     """Return the data sets of one view of the trade-off: rows of one run, model, context, batch and task."""
     unit = loss_unit(rows.unit.iloc[0])
     domain = _LOSS_AXES[unit][0]
@@ -144,12 +154,10 @@ def tradeoff_view(rows: pd.DataFrame, chosen: choice.Choice) -> Spec:
         }
         for r in rows.sort_values("budget_tokens").pipe(each)
     ]
-    front = [{"x": 1.0, "y": 0.0}] + [
-        {"x": round(r.speed, 3), "y": round(r.loss, 4)} for r in choice.front(rows).pipe(each)
-    ]
+    best = [{"x": 1.0, "y": 0.0}] + [{"x": round(r.speed, 3), "y": round(r.loss, 4)} for r in front(rows).pipe(each)]
     paths = {p["title"]: [(q["x"], q["y"]) for q in points if q["title"] == p["title"]] for p in points}
     picked = {(chosen.first.title, int(chosen.first.budget_tokens))} if len(chosen.rows) else set()
-    on_front = {(p["x"], p["y"]) for p in front}
+    on_front = {(p["x"], p["y"]) for p in best}
     order = sorted(
         paths,
         key=lambda title: (
@@ -172,7 +180,7 @@ def tradeoff_view(rows: pd.DataFrame, chosen: choice.Choice) -> Spec:
         "labels": placed,
         "data": {
             "points": points,
-            "front": [p | {"order": i} for i, p in enumerate(front)],
+            "front": [p | {"order": i} for i, p in enumerate(best)],
             "one": [{"x": 1}],
             "band": [{"low": domain[0], "high": margin, "words": words}],
             "chosen": [p for p in points if (p["title"], p["budget"]) in picked],
@@ -188,3 +196,102 @@ def filled(spec: Spec, view: Spec, size: str = "wide") -> Spec:
         if scale := layer.get("encoding", {}).get("x", {}).get("scale"):
             scale["domain"] = view["x"]
     return out
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The variant to take at one model, context and batch.
+
+    ``state`` is ``proven`` (within the margin on every task), ``open`` (no loss proven, none excluded either) or
+    ``none`` (every faster variant is worse on some task). ``rows`` are the chosen variant's, one a task; ``others`` are
+    further candidates, each faster than the one before and with a larger loss.
+    """
+
+    state: Literal["proven", "open", "none"]
+    rows: pd.DataFrame
+    others: Sequence[pd.DataFrame] = ()
+
+    @property
+    def first(self) -> pd.Series:
+        """The row that has what all rows of the variant share."""
+        return self.rows.iloc[0]
+
+    @property
+    def prompts(self) -> tuple[int, int]:
+        """The fewest and the most prompts a task."""
+        return int(self.rows.n.min()), int(self.rows.n.max())
+
+
+def choose(rows: pd.DataFrame) -> Choice:
+    """Choose among the variants of one place that are faster than Full.
+
+    Of those within the margin on every task, the fastest. Where there is none, of those without a proven loss whose
+    intervals reach the margin, the one whose largest loss, in margins, is smallest; faster ones follow as candidates.
+
+    Args:
+        rows: joined rows of one run, model, context and batch. Tasks that say nothing have an empty verdict and no say.
+    """
+    telling = rows[(rows.verdict != "") & (rows.family != "reference") & (rows.speed > 1)]
+    tasks = telling.groupby(["suite", "task"]).ngroups
+    parts = [part for _, part in groups(telling, ["variant", "budget_tokens"]) if len(part) == tasks]
+    proven = [part for part in parts if (part.verdict == "within").all()]
+    if proven:
+        return Choice("proven", max(proven, key=_speed))
+    reaching = [
+        part for part in parts if ((part.verdict != "worse") & ((part.loss_low <= part.margin) | (part.n < FEW))).all()
+    ]
+    candidates = sorted(reaching, key=lambda part: (largest_loss(part), -_speed(part)))
+    leading: list[pd.DataFrame] = []
+    for part in candidates:
+        if not leading or _speed(part) > _speed(leading[-1]):
+            leading.append(part)
+    return Choice("open", leading[0], leading[1:3]) if leading else Choice("none", telling.iloc[:0])
+
+
+def largest_loss(part: pd.DataFrame) -> float:
+    """Return the largest loss of a variant's tasks, in margins."""
+    return float((part.loss / part.margin).max())
+
+
+def _speed(part: pd.DataFrame) -> float:
+    return float(part.speed.iloc[0])
+
+
+def fastest(rows: pd.DataFrame) -> pd.Series | None:
+    """Return the fastest variant of a place, on the task on which it loses most; none where Full is fastest."""
+    faster = rows[(rows.speed > 1) & (rows.family != "reference") & (rows.unit == "points")]
+    if faster.empty:
+        return None
+    mine = faster[faster.speed == faster.speed.max()]
+    return top(mine, mine.loss)
+
+
+def front(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of one task that no other row beats in both speed and loss, from slow to fast."""
+    fast_first = rows[rows.speed > 1].sort_values(["speed", "loss"], ascending=[False, True])
+    best_so_far = fast_first.loss.cummin().shift(fill_value=float("inf"))
+    return fast_first[fast_first.loss < best_so_far][::-1]
+
+
+def smallest_budgets(run: Run) -> pd.DataFrame:
+    """Return, by model, suite, task, context and variant, the smallest budget within the margin.
+
+    ``state`` is ``holds`` (``budget_tokens`` says from where), ``open`` where no budget is proven and one may hold, or
+    ``fails`` where all are worse. Variants that are named as their method alone, with budgets that do not grow, and
+    tasks that say something.
+    """
+    losses = run.losses
+    if losses.empty:
+        return pd.DataFrame()
+    sizes = run.summary[["model", "suite", "task", "context", "variant", "budget", "budget_tokens"]].drop_duplicates()
+    rows = losses.merge(sizes, on=["model", "suite", "task", "context", "variant", "budget"])
+    plain = [run.methods.get(v) == v and v != REFERENCE and v not in run.growing for v in rows.variant]
+    rows = run.leading(
+        rows[(rows.verdict != "") & rows.budget_tokens.notna() & pd.Series(plain, index=rows.index, dtype=bool)]
+    )
+    found = []
+    for key, part in groups(rows, ["model", "suite", "task", "context", "variant"], sort=False):
+        holds = part[part.verdict == "within"].budget_tokens
+        state = "holds" if len(holds) else "fails" if (part.verdict == "worse").all() else "open"
+        found.append((*key, state, holds.min() if len(holds) else None, int(part.n.max())))
+    return pd.DataFrame(found, columns=["model", "suite", "task", "context", "variant", "state", "budget_tokens", "n"])

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from longdecode.reporting.choice import choose, fastest, front, smallest_budgets
 from longdecode.reporting.runs import joined, read_run
+from longdecode.reporting.tradeoff import choose, fastest, front, smallest_budgets
 from site_pages import Maker
 
 ROW: dict[str, Any] = {
