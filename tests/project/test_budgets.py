@@ -23,8 +23,8 @@ BUDGETS: dict[tuple[str, ...], int] = {
     ("workflow", "src", ".ci", "profiles"): 1_400,
     TRAINED: 3_600,
     ("tests",): 21_000,
-    # Over what is wanted (7,500), and may not grow: the excess serves users who bring data and answers in forms of
-    # their own (suites, readers, scorers) or time offloaded caches and trees.
+    # Over what is wanted (7,500), and may not grow: the analysis that pages used to do is here, and suites, readers and
+    # scorers serve users who bring data and answers in forms of their own, or time offloaded caches and trees.
     ("evals",): 9_175,
 }
 
