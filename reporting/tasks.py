@@ -199,11 +199,14 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
         }
     )
     within = mine[mine.verdict == "within"].variant if len(mine) else []
-    words = run.budget(shown[-1], budget) + (" tokens" if budget.isdigit() else "")
+    words = (run.budget(shown[-1], budget) + (" tokens" if budget.isdigit() else "")).replace(
+        " or more tokens", " tokens or more"
+    )
+    count = f"{len(within)} of {len(mine)} methods stay{'s' * (len(within) == 1)}" if len(within) else "no method stays"
     task = wording.task_title(suite, rows.task.iloc[0])
     place = f"{task}; {wording.model_title(rows.model.iloc[0])}, {wording.tokens(rows.context.iloc[0])} tokens"
     title = (
-        f"With {words}, the answers of {len(within)} of {len(mine)} methods stay within the margin"
+        f"With {words}, {count} within the margin over the whole answer"
         if len(mine)
         else f"Scores along the answer with {words}"
     )

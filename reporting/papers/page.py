@@ -225,7 +225,7 @@ def key_figure(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> F
     )
     about = rows[wanted["row"]]
     title = wanted["says"].format(ours=about.ours, paper=about.printed)
-    axis = f"{table.title}, {wanted['column']}"
+    axis = f"{table.title}: {wanted['column']}"
     return site.figure(page, "key", title, charts.dumbbells(frame, axis), frame, "Grey: the paper. Colour: here.")
 
 
