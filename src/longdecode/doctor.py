@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,10 +30,8 @@ def examined() -> Iterator[tuple[str, bool, str]]:
     yield "bubblewrap", bool(shutil.which("bwrap")), _sandbox()
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     yield "disk", free >= LEAST_DISK_GB, f"{free:,.0f} GB free here; {LEAST_DISK_GB} and each checkpoint are needed"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    while not cache.exists():
-        cache = cache.parent
-    yield "cache", os.access(cache, os.W_OK), f"{cache}; XDG_CACHE_HOME names another"
+    cache, writable = cache_folder()
+    yield "cache", writable, f"{cache}; XDG_CACHE_HOME names another"
     refusal = reached()
     yield "network", not refusal, f"{refusal}; the demo needs none" if refusal else "the hub can be reached"
 
@@ -62,6 +61,14 @@ def _sandbox() -> str:
     tried = ["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"]
     works = subprocess.run(tried, capture_output=True, check=False).returncode == 0
     return "works" if works else "here, but this machine forbids namespaces; suite code stays `unsupported`"
+
+
+def cache_folder() -> tuple[Path, bool]:
+    """Return the folder of caches, made where it is not there, and whether it can be written."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "~")).expanduser() / ".cache")
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+    return cache, cache.is_dir() and os.access(cache, os.W_OK)
 
 
 def reached() -> str:

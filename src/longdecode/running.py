@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections import Counter
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from longdecode.doctor import reached
+from longdecode.doctor import cache_folder, reached
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.config_values import merged, parse_yaml, read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import checked, config_path
-from longdecode.evals.run_config import RunConfig
 from longdecode.evals.sweep import cost_of, lines
 from longdecode.reporting import terminal
-from longdecode.reporting.progress import Told, clock
+from longdecode.reporting.progress import Told, cells_of, clock
 
 
 def config_file(profile: str) -> Path:
@@ -48,6 +49,9 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     """
     if not (REPOSITORY / "Snakefile").is_file():
         raise ConfigError("runs need a checkout of the project: git clone it, then make setup")
+    cache, writable = cache_folder()
+    if not writable:
+        raise ConfigError(f"{cache} cannot be written, and runs keep files there; XDG_CACHE_HOME names another folder")
     path, changes = config_file(profile), _changes(given)
     run = checked(merged(read_yaml(path), changes), [path], changes, check_fairness=target != "tune")
     results, page = Path("results") / run.profile, Path("reports") / run.profile / "index.html"
@@ -63,7 +67,15 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     # Each file of the hub is else asked for six times, half a minute long.
     offline = {"HF_HUB_OFFLINE": "1"} if refusal else {}
     status = _follow(_command(path, cores, target, given), offline, log, told, console)
-    _end(run, told, status, results, page if target == "all" else results, log, console)
+    if status:
+        ending = [*told.errors, f"failed after {clock(told.seconds)}: {log}"]
+    else:
+        terminal.show_ended(console, results)
+        warnings = [*(["not every method is tuned"] if run.allow_untuned else []), *terminal.statuses(results)]
+        ending = [f"answer: {terminal.answer(results)}", f"warnings: {'; '.join(warnings) or 'none'}"]
+        ending.append(str(page if target == "all" else results))
+    for line in ending:
+        console.print(line, markup=False)
     return status
 
 
@@ -73,20 +85,6 @@ def _changes(given: Sequence[str]) -> dict[str, Any]:
     return {key: parse_yaml(value, f"--config {key}") for key, _, value in pairs}
 
 
-def cells_of(run: RunConfig) -> dict[str, float]:
-    """Return by rule the cells of one job: tasks, contexts and budgets of each variant."""
-    suites: Counter[str] = Counter()
-    for variant in run.methods:
-        for suite in run.suites_of(variant):
-            spec = run.suites[suite]
-            suites[suite] += len(spec.tasks) * len(spec.contexts) * len(run.budgets_of(variant))
-    jobs = {
-        suite: {"suite": 1, "context": len(spec.contexts), "cell": len(spec.contexts) * len(run.methods)}[run.jobs]
-        for suite, spec in run.suites.items()
-    }
-    return {f"evaluate_{suite}": cells / jobs[suite] for suite, cells in suites.items()}
-
-
 def _command(path: Path, cores: int, target: str, given: Sequence[str]) -> list[str]:
     command = [sys.executable, "-m", "snakemake", "--cores", str(cores), "--snakefile", str(REPOSITORY / "Snakefile")]
     profiles = ["--workflow-profile", str(REPOSITORY / "profiles" / "default")]
@@ -94,7 +92,11 @@ def _command(path: Path, cores: int, target: str, given: Sequence[str]) -> list[
 
 
 def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told, console: Console) -> int:
-    """Run a command; all that it prints goes to the log, a line a finished job to the console."""
+    """Run a command; all that it prints goes to the log, a line a finished job to the console.
+
+    A signal that ends this process ends the command first.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src"), "PYTHONUNBUFFERED": "1"} | variables
     columns = (TextColumn("{task.description}"), BarColumn())
     with (
@@ -106,25 +108,18 @@ def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told
     ):
         assert child.stdout is not None
         bar = progress.add_task("starting", total=None)
-        for line in child.stdout:
-            kept.write(line)
-            kept.flush()
-            if shown := told.read(line.rstrip()):
-                progress.update(bar, description=shown, completed=told.scored, total=told.total or None)
-                if not console.is_terminal:
-                    console.print(shown, markup=False)
+        try:
+            for line in child.stdout:
+                with suppress(OSError):  # a full disk must not hide the error that says so
+                    kept.write(line)
+                    kept.flush()
+                if shown := told.read(line.rstrip()):
+                    progress.update(bar, description=shown, completed=told.scored, total=told.total or None)
+                    if not console.is_terminal:
+                        console.print(shown, markup=False)
+        except KeyboardInterrupt:
+            # Snakemake ends after its running jobs; without a reader it would never end, and keep the run's lock.
+            child.terminate()
+            deque(child.stdout, maxlen=0)
+            raise
     return child.returncode
-
-
-def _end(run: RunConfig, told: Told, status: int, results: Path, page: Path, log: Path, console: Console) -> None:
-    """Print the table and three last lines: answer, warnings, path; or what went wrong and the log."""
-    if status:
-        for line in told.errors:
-            console.print(line, markup=False)
-        console.print(f"failed after {clock(told.seconds)}: {log}")
-        return
-    terminal.show_ended(console, results)
-    console.print(f"answer: {terminal.answer(results)}", markup=False)
-    warnings = [*(["not every method is tuned"] if run.allow_untuned else []), *terminal.statuses(results)]
-    console.print(f"warnings: {'; '.join(warnings) or 'none'}", markup=False)
-    console.print(str(page), markup=False)

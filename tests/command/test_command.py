@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
 import shutil
+import signal
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +21,7 @@ from typer.testing import CliRunner
 
 from fake_tokenizer import byte_level
 from longdecode import running
-from longdecode.cli import app, tokens_of
+from longdecode.cli import app
 from longdecode.data_sets import DOWNLOADS
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.evals import manifest
@@ -29,6 +32,7 @@ from longdecode.evals.run_config import RunConfig, build_run_config, load_run_co
 from longdecode.learned import require_own
 from longdecode.methods.registry import METHOD_PATH_VARIABLE, method_names
 from longdecode.reporting import terminal
+from longdecode.reporting.progress import Told
 
 ROOT = Path(__file__).parents[2]
 MINIATURE = ROOT / "models" / "miniature" / "weights"
@@ -144,7 +148,6 @@ def test_compare_prints_pairs_and_speeds_from_tables(results: Path) -> None:
     shutil.rmtree(results.parent)
     with pytest.raises(ConfigError, match=r"results: no comparisons\.csv"):
         said("compare", "lychee", "quest")
-    assert (tokens_of("32k"), tokens_of("32768")) == (32768, 32768)
 
 
 def test_verify_finds_a_changed_table(results: Path) -> None:
@@ -253,7 +256,7 @@ def test_a_run_shows_cells_done_and_ends_in_answer_warnings_and_path(
     assert second == "warnings: not every method is tuned; 1 cells oom" and third == "reports/mine/index.html"
 
 
-def test_a_run_goes_to_the_right_file_and_profile(place: Path) -> None:
+def test_a_run_goes_to_the_right_file_and_profile(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = running._command(ROOT / "config" / "demo.yaml", 2, "all", ["seed=1"])
     assert own[-5:] == ["all", "--configfile", str(ROOT / "config" / "demo.yaml"), "--config", "seed=1"]
     other = running._command(Path("my.yaml"), 2, "scores", [])
@@ -270,6 +273,17 @@ def test_a_run_goes_to_the_right_file_and_profile(place: Path) -> None:
     assert not [*place.iterdir()]
     (place / "own.yaml").write_text("profile: tiny")
     assert (running.config_file("own"), running.config_file("tiny").parent.name) == (Path("own.yaml"), "config")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "own.yaml"))
+    with pytest.raises(ConfigError, match=r"own\.yaml cannot be written, .*; XDG_CACHE_HOME names another"):
+        said("run", "tiny")
+
+
+def test_what_ends_the_command_ends_the_workflow(place: Path) -> None:
+    (place / "work.py").write_text("import time\ntime.sleep(60)\nopen('ended', 'w')")
+    threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(KeyboardInterrupt):
+        running._follow([running.sys.executable, "work.py"], {}, Path("log"), Told({}), Console())
+    assert not (place / "ended").exists()
 
 
 def test_generate_reads_what_the_budget_allows() -> None:
