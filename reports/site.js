@@ -26,8 +26,8 @@ function filters() {
     const changed = Object.entries(state).filter(([key, v]) => v !== defaults[key]);
     history.replaceState(null, "", changed.length ? "#" + new URLSearchParams(changed) : location.pathname + location.search);
   };
-  const apply = () => {
-    if (page.overview) overview(state);
+  const apply = (changed) => {
+    if (page.overview) overview(state, changed);
     else rows(state);
     for (const input of inputs) {
       if (input.type === "checkbox") input.checked = state[input.dataset.key] === "yes";
@@ -43,7 +43,7 @@ function filters() {
   document.addEventListener("change", (event) => {
     if (!event.target.dataset.key) return;
     state[event.target.dataset.key] = value(event.target);
-    apply();
+    apply(event.target.dataset.key);
     write();
   });
   addEventListener("hashchange", read);
@@ -51,15 +51,19 @@ function filters() {
   read();
 }
 
-// Overview: the view of model, context, batch and task; the nearest one where a combination was not measured.
-function overview(state) {
-  const keys = ["model", "context", "batch", "task"];
+// Overview: the view of model, context, batch and task. Where a combination was not measured, what was chosen last stays
+// and the others follow: any context can be chosen, with a model that has it.
+function overview(state, changed) {
+  const keys = ["model", "context", "batch", "task"].sort((a, b) => (b === changed) - (a === changed));
   const split = (key) => { const p = key.split("|"); return { model: p[0] + "|" + p[1], context: p[2], batch: p[3], task: p[4] }; };
   let left = Object.keys(page.overview.views).map((key) => ({ key, ...split(key) }));
   for (const key of keys) {
     const here = new Set(left.map((view) => view[key]));
-    if (!here.has(state[key])) state[key] = [...here].at(-1);
-    for (const option of all(`[data-key="${key}"] option`)) option.hidden = option.disabled = !here.has(option.value);
+    const opening = split(page.overview.first)[key];
+    if (!here.has(state[key])) state[key] = here.has(opening) ? opening : [...here].at(key === "model" ? 0 : -1);
+    if (key === "batch" || key === "task") {
+      for (const option of all(`[data-key="${key}"] option`)) option.hidden = option.disabled = !here.has(option.value);
+    }
     left = left.filter((view) => view[key] === state[key]);
   }
   const view = page.overview.views[left[0].key];
