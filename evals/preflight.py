@@ -41,9 +41,8 @@ def look(run: RunConfig, made: Collection[str] = ()) -> None:
         for model in run.models:
             for path in spec.files_of(model):
                 if str(path) not in made and not path.is_file():
-                    what = "is a folder" if path.is_dir() else "no such file"
-                    wanted = f"{path}: {what}, and no rule of this run makes it"
-                    raise ConfigError(f"{run.source}: methods.{variant}: {wanted}")
+                    what = f"{path}: {'is a folder' if path.is_dir() else 'no such file'}"
+                    raise ConfigError(f"{run.source}: methods.{variant}: {what}, and no rule of this run makes it")
     for name, place in run.data.items():
         if place is not None and (fault := data_fault(name, place)):
             raise ConfigError(f"{run.source}: data.{name}: {fault}")

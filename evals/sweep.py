@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,15 +97,21 @@ def size_of(path: str) -> Size | None:
     """Return the size of a checkpoint: as listed, or by its files or config.json here; ``None`` where none says."""
     if known := SIZES["checkpoints"].get(path):
         return Size(known["bytes"], 4.0 * known["layers"] * known["kv_heads"] * known["head_dim"], "gated" in known)
-    folder = built_model(path) or Path(path).expanduser()
     try:
-        if not folder.is_dir() and isinstance(cached := try_to_load_from_cache(path, "config.json"), str):
-            folder = Path(cached).parent
-        config = read_config(folder)
-    except (LongDecodeError, ValueError):  # no checkpoint, no name of the hub
+        config = read_config(folder := folder_here(path))
+    except LongDecodeError:  # no checkpoint
         return None
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) or 2.0 * parameters(config)
     return Size(weights, 4.0 * config.num_layers * config.num_kv_heads * config.head_dim)
+
+
+def folder_here(path: str) -> Path:
+    """Return the folder of a checkpoint: built, local, or in the hub's cache; it need not be there."""
+    folder = built_model(path) or Path(path).expanduser()
+    with suppress(ValueError):  # no name of the hub
+        if not folder.is_dir() and isinstance(cached := try_to_load_from_cache(path, "config.json"), str):
+            return Path(cached).parent
+    return folder
 
 
 def parameters(config: ModelConfig) -> int:

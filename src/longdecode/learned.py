@@ -7,10 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longdecode.engine.config_reader import built_model
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.fingerprint import REPOSITORY, hash_files, hash_texts
+from longdecode.evals.sweep import folder_here
 
 if TYPE_CHECKING:
     from longdecode.evals.run_config import RunConfig
@@ -25,13 +25,13 @@ PLACES = ("models/*/roles/*.json", "models/draft_heads/*/heads.json", "results/*
 
 def own_file(method: str, folder: Path, config: ModelConfig, profile: str) -> Path | None:
     """Return a file that was learned for a method on this very checkpoint; not one that the run itself makes."""
-    weighed = any(folder.glob("*.safetensors"))  # of a model of the hub, only config.json may be here yet
     hashes: set[str] = set()  # of gigabytes: not taken before a file of the same shape is found
     for path in (path for place in PLACES for path in sorted(REPOSITORY.glob(place))):
         about = _read(path)
         shape = (about.get("layers", config.num_layers), about.get("hidden_size", config.hidden_size))
         fits = about.get("kind") == LEARNED[method][1] and shape == (config.num_layers, config.hidden_size)
-        if fits and weighed and not path.is_relative_to(REPOSITORY / "results" / profile):
+        # Of a model of the hub, only config.json may be here yet.
+        if fits and any(folder.glob("*.safetensors")) and not path.is_relative_to(REPOSITORY / "results" / profile):
             hashes = hashes or checkpoint_hashes(folder)
             if _owner(about) in hashes:
                 return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
@@ -58,9 +58,10 @@ def require_own(run: RunConfig, made: Collection[str] = ()) -> None:
         ConfigError: the message names the key, the file and both checkpoints.
     """
     for model, spec in run.models.items():
-        folder = built_model(spec.path) or Path(spec.path).expanduser()
+        folder = folder_here(spec.path)
         named = {path: name for name, v in run.methods.items() if v.runs_on(model) for path in v.files_of(model)}
-        for path in (path for path in named if folder.is_dir() and str(path) not in made and path.is_file()):
+        there = named if any(folder.glob("*.safetensors")) else ()
+        for path in (path for path in there if str(path) not in made and path.is_file()):
             about = _read(path)
             if _owner(about) not in {None, *checkpoint_hashes(folder)}:
                 raise ConfigError(

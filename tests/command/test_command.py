@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shlex
@@ -24,7 +23,7 @@ from longdecode import running
 from longdecode.cli import app
 from longdecode.data_sets import DOWNLOADS
 from longdecode.engine.errors import ConfigError, LongDecodeError
-from longdecode.evals import manifest
+from longdecode.evals import manifest, sweep
 from longdecode.evals.datasets.reader import SOURCES
 from longdecode.evals.generators.prose import filler
 from longdecode.evals.preflight import data_fault
@@ -219,7 +218,6 @@ def test_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LOG = """\
 rule gate:
-gate 1
 evaluate_mini_book 1
 evaluate_mini_recall 1
 Finished jobid: 3 (Rule: gate)
@@ -335,8 +333,7 @@ def test_a_configuration_holds_what_fits_and_what_comes_first(place: Path, byte_
     with pytest.raises(ConfigError, match=r"duo: roles are learned on passkeys and .*, 7,179 tokens; .* reads 1,024"):
         said("init", "--model", byte_checkpoint, *asked)
     longer = shutil.copytree(byte_checkpoint, place / "longer")
-    config = json.loads((longer / "config.json").read_text()) | {"max_position_embeddings": 9000}
-    (longer / "config.json").write_text(json.dumps(config))
+    (longer / "config.json").write_text((byte_checkpoint / "config.json").read_text().replace(" 1024", " 9000"))
     shown = said("init", "--model", longer, *asked)
     own = load_run_config("own.yaml")
     assert "first step: roles of" in shown and "about 4 GPU hours" in shown
@@ -375,7 +372,9 @@ def test_a_folder_of_data_is_no_hub_id() -> None:
         assert data_fault(name, Path(known)) is None
 
 
-def test_roles_of_another_checkpoint_are_refused_by_hash(byte_checkpoint: Path) -> None:
+def test_roles_of_another_checkpoint_are_refused_by_hash(
+    byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(model: Path) -> RunConfig:
         values = {
             "profile": "p", "models": {"m": {"path": str(model)}}, "budgets": [0.5],
@@ -388,3 +387,6 @@ def test_roles_of_another_checkpoint_are_refused_by_hash(byte_checkpoint: Path) 
     with pytest.raises(ConfigError, match=r"c: methods\.lychee: .*was learned on another checkpoint than m: miniature"):
         require_own(run(byte_checkpoint))
     require_own(run(byte_checkpoint), [ROLES])
+    monkeypatch.setattr(sweep, "try_to_load_from_cache", lambda *_: str(byte_checkpoint / "config.json"))
+    with pytest.raises(ConfigError, match="another checkpoint than m"):
+        require_own(run(Path("org/name")))

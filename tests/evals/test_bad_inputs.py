@@ -198,10 +198,6 @@ def edited(key: str, value: Any) -> str:
     return yaml.safe_dump(values, sort_keys=False)
 
 
-def test_the_base_is_good(place: Path) -> None:
-    run(BASE)
-
-
 def test_bad_values(place: Path) -> None:
     faults = [fault(place, edited(key, value), key.partition("/")[0]) for key, value in VALUES]
     assert not list(filter(None, faults))
