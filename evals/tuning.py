@@ -22,7 +22,9 @@ from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig
 from longdecode.evals.specs import TUNING_SUITE, MethodSpec, SuiteSpec, TuningSpec
 from longdecode.evals.store import read_records, replacing
 from longdecode.evals.tasks.registry import suite_tasks
+from longdecode.methods.budgeted import build_params
 from longdecode.methods.card import Card
+from longdecode.methods.registry import get_method
 
 LAYERS = 8
 """Layers that are tried first where a knob is a layer, evenly spaced over the depth; then the best one's neighbours."""
@@ -134,7 +136,8 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
         while wanted:
             known = [trial.setting for trial in trials]
             asked = [best | {name: value} for value in sorted(wanted, key=lambda value: value != best[name])]
-            tried = [setting for setting in asked if setting not in known][: most - len(trials)]
+            new = [one for one in asked if one not in known and accepts(spec.method, {**fixed, **one})]
+            tried = new[: most - len(trials)]
             variants = {
                 f"s{place}": replace(
                     spec, params={**fixed, **setting}, by_model={}, suites=None, budgets=None, tuned={}
@@ -145,17 +148,23 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
             trials += [_trial(setting, records[label], kept) for setting, label in zip(tried, variants, strict=True)]
             ran = [trial for trial in trials if trial.value is not None]
             if not ran:
-                raise ConfigError(
-                    f"tuning {spec.method} on {model}: no setting ran; the first says {trials[0].status!r}"
-                )
+                raise ConfigError(f"tuning {spec.method} on {model}: no setting ran, {trials[0].status!r}")
             if len({trial.value for trial in ran}) > 1 or best not in [trial.setting for trial in ran]:
                 best = max(ran, key=lambda trial: (trial.value or 0.0, -sum(trial.setting.values()))).setting
             possible = range(first_layers[name], layers) if name in first_layers else None
             told = [trial.setting[name] for trial in trials]
             wanted = wider(best[name], told, possible) if tried and best[name] in told else []
     unswept = {name: value for name, value in fixed.items() if name not in choices}
-    seconds = round(time.monotonic() - began, 1)
-    return Tuned(fixed=unswept, chosen=best, trials=tuple(trials), seconds=seconds)
+    return Tuned(fixed=unswept, chosen=best, trials=tuple(trials), seconds=round(time.monotonic() - began, 1))
+
+
+def accepts(method: str, params: Mapping[str, Any]) -> bool:
+    """Return whether a method takes these parameters: a value beyond a grid may lie beyond what it can do."""
+    try:
+        build_params(method, get_method(method).Params, params)
+    except ConfigError:
+        return False
+    return True
 
 
 def _trial(setting: dict[str, Any], records: Sequence[Record], kept: set[str]) -> Trial:

@@ -97,9 +97,7 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
     worth = {("streaming", 4): 0.5, ("streaming", 16): 0.75, ("streaming", 0): 0.75, ("streaming", 64): 1.0,
              ("tidal", 6): 0.9}  # fmt: skip
     tried, made = tune_by(worth, monkeypatch, tmp_path)
-    assert tried == [
-        ("full", None), *(("streaming", n) for n in (4, 0, 16)), *(("tidal", layer) for layer in (4, 5, 6))
-    ]  # fmt: skip
+    assert tried == [("full", None), *(("streaming", n) for n in (4, 0, 16)), *(("tidal", n) for n in (4, 5, 6))]
     assert made.methods["streaming"].chosen == {"sinks": 0}, "a tie takes the smallest"
     assert made.methods["tidal"].chosen == {"reselect_layer": 6, "sink_tokens": 0, "recent_tokens": 0}
     assert read_tuning(tmp_path / "t.json") == made and made.prompts == ("a" * 64,)
@@ -110,8 +108,10 @@ def test_a_grid_goes_on_while_the_best_setting_is_at_its_end(monkeypatch: pytest
     worth = {("streaming", 64): 0.5, ("streaming", 128): 0.75, ("streaming", 256): 0.6, ("tidal", 9): 0.9}
     tried, made = tune_by(worth, monkeypatch, tmp_path)
     assert [value for method, value in tried if method == "streaming"] == [4, 0, 16, 64, 128, 256]
-    assert made.methods["streaming"].chosen == {"sinks": 128}
-    assert made.methods["tidal"].chosen["reselect_layer"] == 9
+    assert (made.methods["streaming"].chosen, made.methods["tidal"].chosen["reselect_layer"]) == ({"sinks": 128}, 9)
+    assert [tuning.accepts("shadowkv", {"chunk": chunk}) for chunk in (1, 2)] == [False, True]
+    monkeypatch.setattr(tuning, "accepts", lambda method, params: params.get("sinks") != 256)
+    assert ("streaming", 256) not in tune_by(worth, monkeypatch, tmp_path)[0]
 
 
 @pytest.mark.parametrize(
