@@ -100,7 +100,7 @@ def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src"), "PYTHONUNBUFFERED": "1"} | variables
     columns = (TextColumn("{task.description}"), BarColumn())
     with (
-        log.open("a", encoding="utf-8") as kept,
+        log.open("ab", buffering=0) as kept,
         subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         ) as child,
@@ -111,8 +111,7 @@ def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told
         try:
             for line in child.stdout:
                 with suppress(OSError):  # a full disk must not hide the error that says so
-                    kept.write(line)
-                    kept.flush()
+                    kept.write(line.encode())
                 if shown := told.read(line.rstrip()):
                     progress.update(bar, description=shown, completed=told.scored, total=told.total or None)
                     if not console.is_terminal:
