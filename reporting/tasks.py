@@ -68,7 +68,7 @@ def _finding(runs: list[Run], suite: str) -> str:
     within = in_order(run.title(v) for v in rows[rows.verdict == "within"].variant)
     names = f"{', '.join(within[:6])}{' and others' if len(within) > 6 else ''}" if within else "no variant"
     return (
-        f"Within the margin of Full at some budget: {names}, of {rows.variant.nunique()} tried "
+        f"Shown to be within the margin of Full at some budget: {names}, of {rows.variant.nunique()} tried "
         f"({wording.model_title(most.model)}, {wording.tokens(most.context)} tokens, {int(most.n)} prompts)."
     )
 
@@ -278,7 +278,11 @@ def _worst(texts: pd.DataFrame) -> list[Pair]:
 def cut(text: str) -> str:
     """Return a text whole, or its head and tail."""
     text = text.strip()
-    return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD].rstrip()} […] {text[-_TAIL:].lstrip()}"
+    return (
+        text
+        if len(text) <= _HEAD + _TAIL
+        else f"{text[:_HEAD].rsplit(None, 1)[0]} […] {text[-_TAIL:].split(None, 1)[-1]}"
+    )
 
 
 def write_methods(site: Site) -> None:

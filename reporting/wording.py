@@ -38,7 +38,7 @@ VERDICTS = {
 }
 """By verdict of a comparison: its mark and its meaning."""
 REASONS = {
-    "baseline_fails": "full attention cannot do this task",
+    "baseline_fails": "full attention is not shown to be better than reading almost nothing",
     "low_ceiling": "full attention scores low",
     "short": "prompt and answer fit the budget",
     "one_training": "one training is not enough",
