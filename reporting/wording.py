@@ -143,7 +143,7 @@ def column_title(name: str) -> str:
 def kernel_title(name: str) -> str:
     """Return the title of a kernel's operation or of its implementation; ``rows8`` is of eight queries at once."""
     text = TITLES["kernels"].get(name) or spaced(name)
-    return re.sub(r" rows(\d+)", r", \1 queries", text)
+    return re.sub(r" rows(\d+)", r", \1 queries", text).replace("queries tree", "queries in a tree")
 
 
 def spaced(name: str) -> str:
