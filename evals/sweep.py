@@ -107,11 +107,10 @@ def size_of(path: str) -> Size | None:
 
 def folder_here(path: str) -> Path:
     """Return the folder of a checkpoint: built, local, or in the hub's cache; it need not be there."""
-    folder = built_model(path) or Path(path).expanduser()
+    folder, cached = built_model(path) or Path(path).expanduser(), None
     with suppress(ValueError):  # no name of the hub
-        if not folder.is_dir() and isinstance(cached := try_to_load_from_cache(path, "config.json"), str):
-            return Path(cached).parent
-    return folder
+        cached = try_to_load_from_cache(path, "config.json")
+    return Path(cached).parent if isinstance(cached, str) and not folder.is_dir() else folder
 
 
 def parameters(config: ModelConfig) -> int:
