@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 
 
 class Loop:
-    """Steps up to the last one or the last minute, whichever comes first, saved about once a minute.
+    """Steps up to the last one or the last minute, whichever comes first, one at least; saved about once a minute.
 
     Args:
         path: file of the state.
@@ -59,7 +59,7 @@ class Loop:
     def over(self, made: Iterable[Made]) -> Iterator[tuple[int, Made]]:
         """Yield each step left with what was made for it, first that of ``step``; the state is saved between steps."""
         saved = time.monotonic()
-        if self.passed >= 1:
+        if self.step and self.passed >= 1:
             return
         for batch in made:
             yield self.step, batch

@@ -45,7 +45,7 @@ TASKS = {
 RECIPE = {
     "heads": {"chained": 3, "medusa": 4}, "steps": 2, "sequences": 2, "at_once": 2, "length": 128,
     "learning_rate": 0.005, "warmup_steps": 1, "weight_decay": 0.1, "clip": 1.0, "seed": 42, "loss_slice": 128,
-    "save_every": 1, "log_every": 1, "unseen_windows": 1,
+    "log_every": 1, "unseen_windows": 1,
 }  # fmt: skip
 
 

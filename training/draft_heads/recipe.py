@@ -60,7 +60,6 @@ class Recipe(BaseModel):
     clip: Annotated[float, Field(gt=0)]
     seed: int
     loss_slice: Count
-    save_every: Count
     log_every: Count
     unseen_windows: Count
 

@@ -10,8 +10,6 @@ Source: TokenSwift (arXiv 2502.18890), section 3.1 and table 9; Cai et al. 2024,
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,8 @@ from longdecode.training.draft_heads.data import Books
 from longdecode.training.draft_heads.loss import frozen_head_loss
 from longdecode.training.draft_heads.own_text import write_own_text
 from longdecode.training.draft_heads.recipe import RECIPE, STARTS, Recipe, Start, load_recipe, start_of
-from longdecode.training.files import load_state, run_commands, save_state, write_csv
+from longdecode.training.files import run_commands, write_csv
+from longdecode.training.loop import Loop
 
 RANKS = ("top1", "top2", "top3")
 
@@ -52,14 +51,17 @@ class HeadTrainer:
         recipe: the settings.
         starts: kinds and first weights, a set of heads each.
         state: file of the last checkpoint.
+        minutes: at most, of all runs of the training together; without, as many as the steps take.
 
     Raises:
         CheckpointError: the file's state belongs to another recipe.
     """
 
-    def __init__(self, decoder: Decoder, books: Books, recipe: Recipe, starts: Sequence[Start], state: Path):
-        self.decoder, self.books, self.recipe, self.state = decoder, books, recipe, state
-        self.about = f"{tuple(starts)!r} {recipe!r}"
+    def __init__(
+        self, decoder: Decoder, books: Books, recipe: Recipe, starts: Sequence[Start], state: Path,
+        minutes: float | None = None,
+    ):  # fmt: skip
+        self.decoder, self.books, self.recipe = decoder, books, recipe
         config = decoder.config
         self.sets: dict[Start, DraftHeads] = {}
         self.optimizers: dict[Start, torch.optim.Optimizer] = {}
@@ -73,34 +75,28 @@ class HeadTrainer:
                 heads.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.999), weight_decay=recipe.weight_decay
             )
         self.curves: dict[Start, list[dict[str, float]]] = {start: [] for start in starts}
-        self.step = 0
-        if saved := load_state(state, self.about, decoder.device):
-            self.step = saved["step"]
-            for (start, heads), own in zip(self.sets.items(), saved["sets"], strict=True):
-                self.curves[start] = own["curve"]
-                heads.load_state_dict(own["heads"])
-                self.optimizers[start].load_state_dict(own["optimizer"])
+        parts: dict[str, Any] = {}
+        for start, heads in self.sets.items():
+            parts |= {f"{start} heads": heads, f"{start} optimizer": self.optimizers[start]}
+            parts[f"{start} curve"] = self.curves[start]
+        self.loop = Loop(state, f"{tuple(starts)!r} {recipe!r}", decoder.device, parts, recipe.steps, minutes)
 
-    def fit(self, stop: int | None = None, minutes: float = math.inf) -> None:
-        """Train up to the recipe's last step or step ``stop``, or for ``minutes``: the schedule's end."""
-        recipe, clock, passed = self.recipe, time.monotonic(), self.step / self.recipe.steps
-        while passed < 1 and self.step != stop:
-            losses = self._step(self.step, passed)
-            self.step += 1
-            seconds = time.monotonic() - clock
-            passed = max(self.step / recipe.steps, seconds / (60 * minutes))
-            if self.step % recipe.log_every == 0 or passed >= 1:
-                for start, found in losses.items():
-                    row = {f"loss_{head}": round(loss, 4) for head, loss in enumerate(found.tolist(), start=1)}
-                    self.curves[start].append({"step": self.step, **row})
-                    done = {"set": str(start), "step": self.step, **row, "seconds": round(seconds, 1)}
-                    print(json.dumps(done), flush=True)
-            if self.step % recipe.save_every == 0:
-                sets = [
-                    {"curve": self.curves[s], "heads": h.state_dict(), "optimizer": self.optimizers[s].state_dict()}
-                    for s, h in self.sets.items()
-                ]
-                save_state(self.state, self.about, step=self.step, sets=sets)
+    def fit(self) -> None:
+        """Train up to the recipe's last step or the last minute, which ends the schedule too."""
+        losses: dict[Start, Tensor] = {}
+        for step, _ in self.loop.over(range(self.loop.step, self.recipe.steps)):
+            losses = self._step(step, self.loop.passed)
+            if (step + 1) % self.recipe.log_every == 0:
+                self._log(step + 1, losses)
+        if losses and self.loop.step % self.recipe.log_every:
+            self._log(self.loop.step, losses)
+
+    def _log(self, step: int, losses: Mapping[Start, Tensor]) -> None:
+        for start, found in losses.items():
+            row = {f"loss_{head}": round(loss, 4) for head, loss in enumerate(found.tolist(), start=1)}
+            self.curves[start].append({"step": step, **row})
+            done = {"set": str(start), "step": step, **row, "seconds": round(self.loop.seconds, 1)}
+            print(json.dumps(done), flush=True)
 
     def _step(self, step: int, passed: float) -> dict[Start, Tensor]:
         recipe, device = self.recipe, self.decoder.device
@@ -189,7 +185,7 @@ def train_heads(
     sets: Mapping[str, Start],
     output: Path,
     device: str = "auto",
-    minutes: float = math.inf,
+    minutes: float | None = None,
 ) -> None:
     """Train sets of heads on a checkpoint and write each set's file, curve and accuracies.
 
@@ -211,20 +207,25 @@ def train_heads(
     with lease_gpu(resolve_device(device)) as target:
         decoder = load_decoder(folder, device=target, dtype=resolve_dtype("auto", target))
         books = Books(source, load_tokenizer(folder), recipe.length)
-        trainer = HeadTrainer(decoder, books, recipe, list(sets.values()), output / "state.pt")
-        trainer.fit(minutes=minutes)
+        trainer = HeadTrainer(decoder, books, recipe, list(sets.values()), state := output / "state.pt", minutes)
+        trainer.fit()
+        steps = trainer.loop.step
         for name, start in sets.items():
             heads, curve = trainer.sets[start], trainer.curves[start]
             right = accuracy(decoder, heads, books, recipe)
             for table, rows in (("curve", curve), ("accuracy", right)):
                 write_csv(output / name / f"{table}.csv", list(rows[0]), [list(row.values()) for row in rows])
-            run: dict[str, Any] = {"init": start.init, "recipe": recipe.model_dump(mode="json"), "steps": trainer.step}
-            run |= {"tokens": trainer.step * recipe.sequences * recipe.length, "revision": revision()}
+            run: dict[str, Any] = {
+                "init": start.init,
+                "recipe": recipe.model_dump(mode="json"),
+                "steps": steps,
+            }
+            run |= {"tokens": steps * recipe.sequences * recipe.length, "revision": revision()}
             run |= {"books": len(books.train), "unseen_books": len(books.unseen), "device": device_name(target)}
             run |= {"text": name.rpartition("/")[2], "loss": curve[-1], "accuracy": right}
             # As every method reads them on a GPU; half the size.
             write_heads(output / name / "heads.json", heads.bfloat16(), model, model_hash(folder), run)
-    trainer.state.unlink(missing_ok=True)
+    state.unlink(missing_ok=True)
 
 
 def run_planned(config: RunConfig, model: str, output: Path) -> None:
@@ -241,7 +242,7 @@ def run_planned(config: RunConfig, model: str, output: Path) -> None:
 
 def run(
     model: str, books: str, output: Path, name: str = "", sets: str = ",".join(STARTS), recipe: Path = RECIPE,
-    device: str = "auto", minutes: float = math.inf,
+    device: str = "auto", minutes: float | None = None,
 ) -> None:  # fmt: skip
     """Train the sets of heads of one model.
 

@@ -22,6 +22,7 @@ from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.methods.draft_heads import load_heads
 from longdecode.methods.registry import get_method
+from longdecode.training import loop
 from longdecode.training.draft_heads import own_text
 from longdecode.training.draft_heads.data import Books
 from longdecode.training.draft_heads.loss import frozen_head_loss
@@ -29,7 +30,7 @@ from longdecode.training.draft_heads.recipe import STARTS, Recipe, load_recipe
 from longdecode.training.draft_heads.train import HeadTrainer, hidden_states, pairs, train_heads
 
 MINIATURE = Path(__file__).resolve().parents[3] / "models" / "miniature" / "weights"
-SMALL = {"steps": 6, "sequences": 3, "at_once": 2, "length": 48, "warmup_steps": 2, "loss_slice": 50, "save_every": 2}
+SMALL = {"steps": 6, "sequences": 3, "at_once": 2, "length": 48, "warmup_steps": 2, "loss_slice": 50}
 RECIPE = Recipe(**load_recipe("miniature").model_dump() | SMALL | {"log_every": 1, "unseen_windows": 3})
 ALL = tuple(STARTS.values())
 
@@ -54,13 +55,16 @@ def library(books: Path) -> Books:
     return Books(str(books), load_tokenizer(MINIATURE), RECIPE.length)
 
 
-def test_a_killed_run_goes_on_as_if_it_had_not_been(decoder: Decoder, library: Books, tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole.pt", tmp_path / "cut.pt"
-    straight = HeadTrainer(decoder, library, RECIPE, ALL, whole)
-    straight.fit()
-    HeadTrainer(decoder, library, RECIPE, ALL, cut).fit(stop=5)
+def test_killed_and_resumed(decoder: Decoder, library: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    (straight := HeadTrainer(decoder, library, RECIPE, ALL, tmp_path / "whole.pt")).fit()
+    cut = tmp_path / "cut.pt"
+    killed, step = HeadTrainer(decoder, library, RECIPE, ALL, cut), HeadTrainer._step
+    monkeypatch.setattr(killed, "_step", lambda number, passed: step(killed, number, passed) if number < 4 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        killed.fit()
     resumed = HeadTrainer(decoder, library, RECIPE, ALL, cut)
-    assert resumed.step == 4  # the last checkpoint; step 5 was lost
+    assert resumed.loop.step == 4
     resumed.fit()
     assert resumed.curves == straight.curves
     for start, heads in straight.sets.items():
@@ -152,9 +156,8 @@ def test_trained_heads_draft(books: Path, tmp_path: Path, decoder: Decoder) -> N
 
 
 def test_a_training_ends_with_its_minutes(decoder: Decoder, library: Books, tmp_path: Path) -> None:
-    trainer = HeadTrainer(decoder, library, RECIPE, ALL[:1], tmp_path / "state.pt")
-    trainer.fit(minutes=1e-9)
-    assert trainer.step == 1 and len(trainer.curves[ALL[0]]) == 1
+    (trainer := HeadTrainer(decoder, library, RECIPE, ALL[:1], tmp_path / "state.pt", 1e-9)).fit()
+    assert trainer.loop.step == 1 and len(trainer.curves[ALL[0]]) == 1
 
 
 def test_heads_learn_from_what_the_model_writes(
@@ -165,17 +168,14 @@ def test_heads_learn_from_what_the_model_writes(
     monkeypatch.setattr(own_text, "continued", lambda _, sampling, *given: [sampling.penalty])
     monkeypatch.setattr(own_text, "diversity", lambda penalty: {"repeated_8": repeats[penalty]})
     assert own_text.choose_penalty(decoder, [], 9, tmp_path / "penalty.json") == 1.1
-    assert json.loads((tmp_path / "penalty.json").read_text())["repeated_8"] == {
-        "1.0": [0.5],
-        "1.05": [0.1],
-        "1.1": [0.09],
-    }
+    noted = json.loads((tmp_path / "penalty.json").read_text())["repeated_8"]
+    assert noted == {"1.0": [0.5], "1.05": [0.1], "1.1": [0.09]}
     monkeypatch.undo()
     plan, file = own_text.OwnText(texts=11, batch=8, prompt=20, tokens=60), tmp_path / "own.npz"
     own_text.sample(decoder, library, replace(own_text.SAMPLER, penalty=1.1), file, plan)
     own = Books(str(file), load_tokenizer(MINIATURE), RECIPE.length)
     assert len(own.train) == 9 and len(own.unseen) == 2 and {len(ids) for ids in own.train} == {60}
-    HeadTrainer(decoder, own, RECIPE, ALL[:1], tmp_path / "state.pt").fit(stop=1)
+    HeadTrainer(decoder, own, RECIPE, ALL[:1], tmp_path / "state.pt", 1e-9).fit()
 
 
 def test_bad_data_and_recipes_are_refused(books: Path, tmp_path: Path) -> None:
