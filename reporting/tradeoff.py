@@ -44,7 +44,11 @@ def tradeoff(unit: str) -> Spec:
         scale=alt.Scale(domain=[0, 3], nice=False),
         title="Decoding speed, times Full (right is faster)",
         axis=alt.Axis(
-            labelExpr="datum.label + '\u00d7'", tickCount=7, grid=False, labelOverlap="greedy", labelSeparation=10
+            labelExpr="datum.label + '\u00d7'",
+            tickCount=alt.expr(f"{looks.PHONE} ? 4 : 7"),
+            grid=False,
+            labelOverlap="greedy",
+            labelSeparation=10,
         ),
     )
     style: Spec = {
