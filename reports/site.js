@@ -28,7 +28,7 @@ function filters() {
   };
   const apply = (changed) => {
     if (page.overview) overview(state, changed);
-    else rows(state);
+    else rows(state, changed);
     for (const input of inputs) {
       if (input.type === "checkbox") input.checked = state[input.dataset.key] === "yes";
       else input.value = state[input.dataset.key];
@@ -76,15 +76,20 @@ function overview(state, changed) {
   vegaEmbed(box, spec, options);
 }
 
-// Compare: one table a model; rows by context, family and speed; columns by batch.
-function rows(state) {
-  for (const section of all("section[data-model]")) {
-    section.hidden = state.model !== "all" && section.dataset.model !== state.model;
-    for (const row of all("tbody tr", section)) {
-      row.hidden = (state.context !== "all" && row.dataset.context !== state.context)
-        || (state.family !== "all" && row.dataset.family !== state.family)
-        || (state.faster === "yes" && +row.dataset.speed <= 1);
-    }
+// Compare: one table a model; rows by context, family and speed; columns by batch. A model without such rows gives way.
+function rows(state, changed) {
+  const sections = all("section[data-model]");
+  const fits = (row) => (state.context === "all" || row.dataset.context === state.context)
+    && (state.family === "all" || row.dataset.family === state.family)
+    && (state.faster !== "yes" || +row.dataset.speed > 1);
+  const filled = (section) => all("tbody tr", section).some(fits);
+  if (!sections.some((section) => section.dataset.model === state.model && filled(section))) {
+    if (changed === "model") state.context = state.family = "all";
+    else state.model = sections.find(filled)?.dataset.model ?? state.model;
+  }
+  for (const section of sections) {
+    section.hidden = section.dataset.model !== state.model;
+    for (const row of all("tbody tr", section)) row.hidden = !fits(row);
     for (const cell of all("[data-batch]", section)) cell.hidden = state.batch !== "all" && cell.dataset.batch !== state.batch;
   }
 }
