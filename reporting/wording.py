@@ -87,12 +87,12 @@ def variant_title(variant: str, method: str, params: str | None = None, plain: s
     if variant == method:
         return title
     rest = re.sub(r"[_+\-]+", " ", variant.removeprefix(method)).strip()
-    rest = str(TITLES["variants"].get(rest, rest))
+    told = TITLES["variants"].get(rest)
     if variant.endswith("+window"):
         return f"{variant_title(variant.removesuffix('+window'), method, params, plain)}, equal windows"
     if variant.startswith("own_"):
         return f"{variant_title(variant.removeprefix('own_'), method, params, plain)}, own choices"
-    return f"{title}, {_knobs(method, params, plain) or rest}"
+    return f"{title}, {told or _knobs(method, params, plain) or rest}"
 
 
 def _knobs(method: str, params: str | None, plain: str | None) -> str:
