@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cksum < requirements.lock | tr ' ' '-')
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-PIP = $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check
+PIP = $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 CORES ?= 8
 PROFILE ?= demo
 WORKERS ?= 2
