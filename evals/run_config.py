@@ -140,8 +140,8 @@ class RunConfig:
             yield f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks"
         for number, grid in enumerate(self.throughput.grids):
             timed = self.models if grid.bench == speed.OWN_CHOICES else models
-            yield "model", dict.fromkeys(grid.timed_on.values()), timed, f"throughput.grids.{number}.model"
-            yield "variant", grid.variants, self.methods, f"throughput.grids.{number}.variants"
+            yield "model or shape", dict.fromkeys(grid.timed_on.values()), timed, f"throughput.{number}.model"
+            yield "variant", grid.variants, self.methods, f"throughput.{number}.variants"
         yield "model", self.retrospection.models, self.models, "retrospection.models"
         yield "variant", self.retrospection.variants, self.methods, "retrospection.variants"
         for name, text in self.generation.runs.items():
