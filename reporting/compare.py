@@ -254,7 +254,7 @@ def _memory(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _shape(row: Any) -> str:
-    return "Forks of SmolLM2" if row.bench == "own_choices" else wording.model_title(row.model)
+    return "Each variant's own checkpoint" if row.bench == "own_choices" else wording.model_title(row.model)
 
 
 def _kernels(run: Run) -> Iterator[dict[str, Any]]:

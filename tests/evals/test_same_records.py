@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from longdecode.evals.records import Record, hash_output
+from longdecode.evals.same_records import compare_runs, main
 from longdecode.evals.store import write_records
-from longdecode.reporting.same_records import compare_runs, main
 
 Maker = Callable[..., Record]
 

@@ -1,6 +1,6 @@
 """Compare two runs cell by cell: are prompts, outputs and scores the same, and if not, by how much do scores differ?
 
-``python -m longdecode.reporting.same_records FIRST SECOND`` takes two files of records or two folders, say of
+``python -m longdecode.evals.same_records FIRST SECOND`` takes two files of records or two folders, say of
 two revisions. It prints a row for each cell and ends with 1 where a cell is not the same in both.
 """
 
