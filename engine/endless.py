@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.tokenizer import eos_ids
+from longdecode.engine.tokenizer import eos_ids, load_tokenizer
 
 
 def without_ends(decoder: Decoder, folder: Path) -> Decoder:
-    """Return the decoder with rows of zeros for end tokens in its LM head: min-p never draws a logit of 0.
+    """Return the decoder with rows of zeros in its LM head for all that is no text: min-p never draws a logit of 0.
 
-    A text goes on to its length, by whatever method.
+    These are the end tokens, the tokenizer's added tokens (turns of a chat, files, tools) and rows beyond its
+    vocabulary. A text goes on to its length, by whatever method, and stays a text.
     """
-    if ends := sorted(eos_ids(folder)):
-        decoder.weights.lm_head = decoder.weights.lm_head.clone()
-        decoder.weights.lm_head[ends] = 0
+    head, barred = decoder.weights.lm_head, set(eos_ids(folder))
+    if (folder / "tokenizer.json").exists():
+        tokenizer = load_tokenizer(folder)
+        added = getattr(tokenizer.library, "added_tokens_decoder", {}).keys()  # those not marked special too, as Qwen's
+        barred |= set(range(len(head))) - (set(tokenizer.known_ids.values()) - added)
+    if barred:
+        decoder.weights.lm_head = head.clone()
+        decoder.weights.lm_head[sorted(barred)] = 0
     return decoder
