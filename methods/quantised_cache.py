@@ -49,15 +49,16 @@ class QuantisedMethod(AttentionMethod):
 
     def make_cache(self, shape: CacheShape) -> KVCache:
         """Return the quantised cache; a prefill fills it layer by layer, so that an exact one need not fit."""
-        return QuantisedCache(shape, self.bits)
+        return QuantisedCache(shape, self.bits, keys_by_channel=getattr(self.params, "key_scale", "") == "channel")
 
 
 class QuantisedCache(KVCache):
     """Every token in the slot of its position, in the formats of ``kernels.quantised_kv``."""
 
-    def __init__(self, shape: CacheShape, bits: Bits):
+    def __init__(self, shape: CacheShape, bits: Bits, *, keys_by_channel: bool = False):
         super().__init__(shape)
         self.bits = bits
+        self.keys_by_channel = keys_by_channel
         make = _new_fp8 if bits == 8 else _new_int4
         on_meta = make(shape, torch.device("meta"))
         refuse_if_too_large(shape.config.num_layers * sum(part.nbytes for part in on_meta), shape.device)
@@ -93,7 +94,7 @@ class QuantisedCache(KVCache):
         """See ``KVCache.fill_layer``."""
         own = self.layers[layer]
         if isinstance(own, Fp8Layer):
-            fill_fp8(own, keys, values, lengths)
+            fill_fp8(own, keys, values, lengths, by_channel=self.keys_by_channel)
         else:
             fill_int4(own, keys, values, lengths)
 
@@ -125,7 +126,7 @@ def _new_fp8(shape: CacheShape, device: torch.device) -> Fp8Layer:
     blocks = -(-shape.capacity // V_BLOCK)
     codes = (torch.zeros(*lists, blocks * V_BLOCK * dim, dtype=torch.uint8, device=device) for _ in range(2))
     k, v = (part.view(torch.float8_e4m3fn) for part in codes)
-    scales = (torch.ones(lists, dtype=accumulator(shape.dtype), device=device) for _ in range(2))
+    scales = (torch.ones(size, dtype=accumulator(shape.dtype), device=device) for size in ((*lists, dim), lists))
     return Fp8Layer(k.unflatten(2, (-1, dim)), v.unflatten(2, (blocks, dim, V_BLOCK)), *scales)
 
 

@@ -115,11 +115,11 @@ def append_quantised_kernel(
         p_k_store += i_list * list_stride
         p_v_store += i_list * list_stride
         if BITS == 8:
-            k_scale = tl.load(p_k_scale + i_list)
+            p_scale = p_k_scale + i_list * DIM + o_half
             v_scale = tl.load(p_v_scale + i_list)
             p_codes = p_k_store + position * DIM + o_half
-            store_codes(p_codes, b_first, k_scale, inside)
-            store_codes(p_codes + HALF, b_second, k_scale, inside)
+            store_codes(p_codes, b_first, tl.load(p_scale, mask=inside, other=1.0), inside)
+            store_codes(p_codes + HALF, b_second, tl.load(p_scale + HALF, mask=inside, other=1.0), inside)
             p_codes = p_v_store + position // V_BLOCK * (DIM * V_BLOCK) + position % V_BLOCK + o_half * V_BLOCK
             store_codes(p_codes, b_low, v_scale, inside)
             store_codes(p_codes + HALF * V_BLOCK, b_high, v_scale, inside)

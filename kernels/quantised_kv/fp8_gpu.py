@@ -57,12 +57,13 @@ def fp8_attention_kernel(
 ):  # fmt: skip
     """One split of one KV head: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = c_v sum_i 2^{s_i - m} v_i``.
 
-    ``s_i = log2(e) * scale * c_k q . k_i`` of codes ``k_i`` and ``v_i`` in e4m3 and their scales ``c``. Codes become
-    float16, which holds them exactly, and so do queries, unless these are float32 (``WIDE``). Grid
+    ``s_i = log2(e) * scale * (q c_k) . k_i`` of codes ``k_i`` and ``v_i`` in e4m3 and their scales ``c``. Codes become
+    float16, which holds them exactly, and so do scaled queries, unless these are float32 (``WIDE``). Grid
     ``(SPLITS, Hkv, B)``; tiles are dealt out and parts joined as in ``decode_attention_kernel``.
 
     ``p_q`` ``[B, Hq, 1, D]``, ``p_k`` ``[B, Hkv, N * BLOCK_TOKENS, D]``, ``p_v`` ``[B, Hkv, N, D, BLOCK_TOKENS]``,
-    scales ``[B, Hkv]`` float32, ``p_lengths`` ``[B]`` integer. Moves ``2 * sum(lengths) * Hkv * D`` bytes of cache.
+    ``p_k_scale`` ``[B, Hkv, D]``, ``p_v_scale`` ``[B, Hkv]`` float32, ``p_lengths`` ``[B]`` integer. Moves
+    ``2 * sum(lengths) * Hkv * D`` bytes of cache.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog); e4m3, Micikevicius et al. 2022
     (arXiv 2209.05433), table 1.
@@ -80,9 +81,10 @@ def fp8_attention_kernel(
     spare = whole % SPLITS
     start = i_split * share + tl.minimum(i_split, spare)
     stop = start + share + tl.where(i_split < spare, 1, 0)
-    scale_log2 *= tl.load(p_k_scale + i_list)
     o_q = i_batch * q_batch + (i_head * ROWS + o_row)[:, None] * q_head + (o_dim * q_dim)[None, :]
-    b_q = tl.load(p_q + o_q, mask=(o_row < ROWS)[:, None] & (o_dim < DIM)[None, :], other=0.0).to(tl.float32)
+    inside = (o_row < ROWS)[:, None] & (o_dim < DIM)[None, :]
+    b_scale = tl.load(p_k_scale + i_list * DIM + o_dim[None, :] + 0 * o_row[:, None], mask=inside, other=0.0)
+    b_q = tl.load(p_q + o_q, mask=inside, other=0.0).to(tl.float32) * b_scale
     if not WIDE:
         b_q = b_q.to(tl.float16)
     b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)

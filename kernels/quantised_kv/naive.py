@@ -20,13 +20,15 @@ GROUP = 64
 RECENT = 2 * GROUP
 """Tokens that four-bit storage holds exactly at most; ``GROUP`` at least."""
 FP8_MAX = 448.0
+HEADROOM = 2.0
+"""Eight-bit channels of keys leave room for numbers twice the prompt's largest: rotation mixes pairs of channels."""
 _CODES = 16
 
 
 class Fp8Layer(NamedTuple):
-    """One layer in e4m3: ``k`` ``[B, Hkv, N * 128, D]``, ``v`` ``[B, Hkv, N, D, 128]``, scales ``[B, Hkv]`` float32.
+    """One layer in e4m3: ``k`` ``[B, Hkv, N * 128, D]``, ``v`` ``[B, Hkv, N, D, 128]``.
 
-    A number is its code times the scale of its row and KV head, the largest of the prompt over 448.
+    A number is its code times a float32 scale: ``k_scale`` ``[B, Hkv, D]`` by channel, ``v_scale`` ``[B, Hkv]``.
     """
 
     k: Tensor
@@ -68,7 +70,7 @@ def to_fp8(x: Tensor, scale: Tensor) -> Tensor:
     return scaled.float().to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def fill_fp8(layer: Fp8Layer, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+def fill_fp8(layer: Fp8Layer, keys: Tensor, values: Tensor, lengths: Tensor, *, by_channel: bool) -> None:
     """Set the scales by a prompt's largest numbers and store it; row by row, which bounds the memory it takes.
 
     Args:
@@ -76,26 +78,32 @@ def fill_fp8(layer: Fp8Layer, keys: Tensor, values: Tensor, lengths: Tensor) -> 
         keys: ``[B, Hkv, S, D]``, the slot of a token is its position.
         values: ``[B, Hkv, S, D]``.
         lengths: ``[B]`` int64; what stands past them does not matter.
+        by_channel: a key's channel has the scale of its own largest number, with headroom; else of its KV head's.
     """
     tokens = min(keys.shape[2], layer.k.shape[2])
     stored = before(lengths, tokens)[:, None, :, None]
     codes_k, codes_v = (part.view(torch.uint8) for part in (layer.k, layer.v))
     for row in range(keys.shape[0]):
-        for part, scale in ((keys, layer.k_scale), (values, layer.v_scale)):
-            known = torch.where(stored[row], part[row, :, :tokens], 0.0)
-            largest = known.abs().amax(dim=(1, 2)).to(scale.dtype)
-            scale[row] = torch.where(largest > 0, largest / FP8_MAX, 1.0)
-            codes = to_fp8(known, scale[row, :, None, None])
-            if part is keys:
-                codes_k[row, :, :tokens] = codes
-            else:
-                blocks = pad(codes, (0, 0, 0, -tokens % V_BLOCK)).unflatten(1, (-1, V_BLOCK))
-                codes_v[row, :, : blocks.shape[1]] = blocks.transpose(2, 3)
+        known_k, known_v = (torch.where(stored[row], part[row, :, :tokens], 0.0) for part in (keys, values))
+        layer.v_scale[row] = fp8_scale(known_v.abs().amax(dim=(1, 2)).to(layer.v_scale.dtype))
+        largest = known_k.abs().amax(dim=1).to(layer.k_scale.dtype)
+        whole = fp8_scale(largest.amax(dim=1, keepdim=True))
+        own = torch.where(largest > 0, fp8_scale(largest) * HEADROOM, whole) if by_channel else whole
+        layer.k_scale[row] = own.expand_as(largest)
+        codes_k[row, :, :tokens] = to_fp8(known_k, layer.k_scale[row, :, None])
+        codes = to_fp8(known_v, layer.v_scale[row, :, None, None])
+        blocks = pad(codes, (0, 0, 0, -tokens % V_BLOCK)).unflatten(1, (-1, V_BLOCK))
+        codes_v[row, :, : blocks.shape[1]] = blocks.transpose(2, 3)
+
+
+def fp8_scale(largest: Tensor) -> Tensor:
+    """Return the scale at which these numbers have the largest code; 1 for 0."""
+    return torch.where(largest > 0, largest / FP8_MAX, 1.0)
 
 
 def from_fp8(layer: Fp8Layer) -> tuple[Tensor, Tensor]:
     """Return the keys and values that the codes stand for, ``[B, Hkv, N * 128, D]`` in the scales' dtype."""
-    k = layer.k.to(layer.k_scale.dtype) * layer.k_scale[..., None, None]
+    k = layer.k.to(layer.k_scale.dtype) * layer.k_scale[:, :, None]
     v = layer.v.to(layer.v_scale.dtype).transpose(3, 4).flatten(2, 3) * layer.v_scale[..., None, None]
     return k, v
 
@@ -196,7 +204,7 @@ def append_quantised(
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     rows = torch.arange(q.shape[0], device=q.device)
     if isinstance(layer, Fp8Layer):
-        codes = to_fp8(k[:, :, 0], layer.k_scale[..., None])
+        codes = to_fp8(k[:, :, 0], layer.k_scale)
         layer.k.view(torch.uint8)[rows, :, positions] = codes
         codes = to_fp8(v[:, :, 0], layer.v_scale[..., None])
         layer.v.view(torch.uint8)[rows, :, positions // V_BLOCK, :, positions % V_BLOCK] = codes

@@ -9,7 +9,7 @@ from longdecode.methods.rule import ReadsEverything
 
 
 class Fp8Rule(ReadsEverything):
-    """Read everything, each number as the nearest of e4m3 times its KV head's scale."""
+    """Read everything, each number as the nearest of e4m3 times a scale: its KV head's, or of a key its channel's."""
 
     prompt = 0
 
@@ -19,13 +19,16 @@ class Fp8Rule(ReadsEverything):
 
     def stored(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the numbers that the codes stand for."""
-        return self.rounded(keys), self.rounded(values)
+        return self.rounded(keys, self.params.key_scale == "channel"), self.rounded(values, False)
 
-    def rounded(self, x: Tensor) -> Tensor:
+    def rounded(self, x: Tensor, by_channel: bool) -> Tensor:
         """Return each head's numbers on its grid: 3 bits behind the leading one, exponents from -6 on, 448 at most."""
         normal = [(8 + mantissa) * 2.0 ** (exponent - 3) for exponent in range(-6, 9) for mantissa in range(8)]
         grid = torch.tensor([0.0, *(step * 2.0**-9 for step in range(1, 8)), *normal[:-1]], dtype=torch.float64)
         scale = x[:, : self.prompt].abs().amax(dim=(1, 2), keepdim=True) / 448.0
+        if by_channel:  # the largest number of a channel has half of the largest code
+            own = x[:, : self.prompt].abs().amax(dim=1, keepdim=True) / 224.0
+            scale = torch.where(own > 0, own, scale)
         wanted = (x / torch.where(scale > 0, scale, 1.0)).clamp(-448.0, 448.0).float().double()
         above = torch.searchsorted(grid, wanted.abs()).clamp(1, len(grid) - 1)
         low, high = grid[above - 1], grid[above]
@@ -34,8 +37,8 @@ class Fp8Rule(ReadsEverything):
         return torch.where(nearer_high | tie_to_even, high, low) * wanted.sign() * torch.where(scale > 0, scale, 1.0)
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
-        """Return the bytes of two scales a KV head."""
-        return 8 * self.config.num_layers * self.config.num_kv_heads
+        """Return the bytes of a KV head's scales: one a channel of keys, one of values."""
+        return 4 * (self.config.head_dim + 1) * self.config.num_layers * self.config.num_kv_heads
 
 
 RULE = Fp8Rule

@@ -83,8 +83,8 @@ def quantise(q: Tensor, k: Tensor, capacity: int) -> None:
     (batch, _, _, dim), kv_heads = q.shape, k.shape[1]
     lists, groups, runs = (batch, kv_heads), capacity // 64, -(-dim // 64)
     half, byte, codes = (partial(meta, dtype=x) for x in (torch.float16, torch.uint8, torch.float8_e4m3fn))
-    scale, recent = meta(*lists), meta(*lists, 128, dim, dtype=q.dtype)
-    fp8 = Fp8Layer(codes(*lists, capacity, dim), codes(*lists, capacity // 128, dim, 128), scale, scale)
+    scales, recent = (meta(*lists, dim), meta(*lists)), meta(*lists, 128, dim, dtype=q.dtype)
+    fp8 = Fp8Layer(codes(*lists, capacity, dim), codes(*lists, capacity // 128, dim, 128), *scales)
     by_channel, by_token = half(*lists, groups, dim), half(*lists, groups, runs, 64)
     k4, v4 = byte(*lists, groups, 64, dim // 2), byte(*lists, groups, dim, 32)
     int4 = Int4Layer(k4, by_channel, by_channel, v4, by_token, by_token, recent, recent)

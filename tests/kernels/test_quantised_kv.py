@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from longdecode.kernels.quantised_kv.launch import QuantisedLaunch
 
 INTERPRETED = DEVICE.type == "cpu"
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 8e-3, torch.bfloat16: 3e-2}
-FILL = {Fp8Layer: fill_fp8, Int4Layer: fill_int4}
+FILL = {Fp8Layer: partial(fill_fp8, by_channel=True), Int4Layer: fill_int4}
 ATTEND = {Fp8Layer: attend_fp8_gpu, Int4Layer: attend_int4_gpu}
 
 
@@ -27,7 +29,8 @@ def layer_of(kind: type, batch: int, kv: int, dim: int, capacity: int, dtype: to
         blocks = -(-capacity // 128)
         k, v = (torch.full((*lists, blocks * 128 * dim), 0x7F, dtype=torch.uint8) for _ in range(2))  # NaN
         k, v = (part.view(torch.float8_e4m3fn) for part in (k, v))
-        scales = (torch.ones(lists, dtype=torch.float64 if dtype == torch.float64 else torch.float32) for _ in range(2))
+        kept = torch.float64 if dtype == torch.float64 else torch.float32
+        scales = (torch.ones(size, dtype=kept) for size in ((*lists, dim), lists))
         return Fp8Layer(k.unflatten(2, (-1, dim)), v.unflatten(2, (blocks, dim, 128)), *scales)
     groups, runs = max(1, capacity // 64), -(-dim // 64)
     half = {"dtype": torch.float16}
@@ -45,6 +48,7 @@ def filled(
 ) -> tuple[Fp8Layer | Int4Layer, Tensor, Tensor]:
     """Storage that holds random keys and values, which are returned too, NaN past the lengths."""
     k, v = (torch.randn(len(lengths), kv, max(lengths), dim, generator=rng).to(dtype) for _ in range(2))
+    k *= torch.linspace(0.05, 1.0, dim)  # channels of unlike size
     for row, length in enumerate(lengths):
         k[row, :, length:], v[row, :, length:] = torch.nan, torch.nan
     layer = layer_of(kind, len(lengths), kv, dim, capacity, dtype)
@@ -94,15 +98,25 @@ def check_run(got: Tensor, exact: Tensor) -> None:
     assert abs(float(got.min() - exact.min())) <= 2e-3
 
 
-def test_eight_bits_scale_with_the_prompt_of_their_row_and_head(rng: torch.Generator) -> None:
-    layer, k, v = filled(rng, Fp8Layer, [150, 3], 2, 20, 200, torch.float64)
-    got = read(layer, [])
-    for part, exact, scale in zip(got, (k, v), (layer.k_scale, layer.v_scale), strict=True):
-        for row, length in enumerate([150, 3]):
-            largest = exact[row, :, :length].abs().amax(dim=(1, 2))
-            torch.testing.assert_close(scale[row], largest / 448)
-            error = (part[row, :, :length] - exact[row, :, :length]).abs()
-            assert bool((error <= exact[row, :, :length].abs() / 16 + 1e-3 * largest[:, None, None]).all())
+@pytest.mark.parametrize("by_channel", [True, False])
+def test_eight_bits_scale_with_the_prompt_of_their_row_and_head(rng: torch.Generator, by_channel: bool) -> None:
+    lengths = [150, 3]
+    layer = layer_of(Fp8Layer, 2, 2, 20, 200, torch.float64)
+    k, v = (torch.randn(2, 2, 150, 20, generator=rng).double() for _ in range(2))
+    k[..., 3] += 300  # a bias, as some models' keys have it
+    k[..., 4] = 0
+    fill_fp8(layer, k, v, torch.tensor(lengths), by_channel=by_channel)
+    for part, exact, scale in zip(naive.from_fp8(layer), (k, v), (layer.k_scale, layer.v_scale), strict=True):
+        for row, length in enumerate(lengths):
+            known = exact[row, :, :length]
+            whole = known.abs().amax(dim=(1, 2), keepdim=True)
+            largest, wanted = whole, whole / 448
+            if exact is k and by_channel:
+                largest = known.abs().amax(dim=1, keepdim=True)
+                wanted = torch.where(largest > 0, largest / 224, wanted)
+            torch.testing.assert_close(scale[row].reshape(2, -1), wanted.flatten(1).expand(2, scale[row][0].numel()))
+            error = (part[row, :, :length] - known).abs()
+            assert bool((error <= known.abs() / 16 + 1e-3 * largest).all())
 
 
 @pytest.mark.parametrize(
