@@ -29,8 +29,7 @@ def layer_of(kind: type, batch: int, kv: int, dim: int, capacity: int, dtype: to
         blocks = -(-capacity // 128)
         k, v = (torch.full((*lists, blocks * 128 * dim), 0x7F, dtype=torch.uint8) for _ in range(2))  # NaN
         k, v = (part.view(torch.float8_e4m3fn) for part in (k, v))
-        kept = torch.float64 if dtype == torch.float64 else torch.float32
-        scales = (torch.ones(size, dtype=kept) for size in ((*lists, dim), lists))
+        scales = (torch.ones(size, dtype=naive.accumulator(dtype)) for size in ((*lists, dim), lists))
         return Fp8Layer(k.unflatten(2, (-1, dim)), v.unflatten(2, (blocks, dim, 128)), *scales)
     groups, runs = max(1, capacity // 64), -(-dim // 64)
     half = {"dtype": torch.float16}
@@ -58,9 +57,7 @@ def filled(
 
 def read(layer: Fp8Layer | Int4Layer, lengths: list[int]) -> tuple[Tensor, Tensor]:
     """Keys and values by position that the codes stand for."""
-    if isinstance(layer, Fp8Layer):
-        return naive.from_fp8(layer)
-    return naive.from_int4(layer, torch.tensor(lengths))
+    return naive.from_fp8(layer) if isinstance(layer, Fp8Layer) else naive.from_int4(layer, torch.tensor(lengths))
 
 
 def test_the_codes_of_e4m3_are_the_nearest_numbers_of_the_format() -> None:
@@ -100,23 +97,18 @@ def check_run(got: Tensor, exact: Tensor) -> None:
 
 @pytest.mark.parametrize("by_channel", [True, False])
 def test_eight_bits_scale_with_the_prompt_of_their_row_and_head(rng: torch.Generator, by_channel: bool) -> None:
-    lengths = [150, 3]
     layer = layer_of(Fp8Layer, 2, 2, 20, 200, torch.float64)
     k, v = (torch.randn(2, 2, 150, 20, generator=rng).double() for _ in range(2))
-    k[..., 3] += 300  # a bias, as some models' keys have it
-    k[..., 4] = 0
-    fill_fp8(layer, k, v, torch.tensor(lengths), by_channel=by_channel)
+    k[..., 3], k[..., 4] = k[..., 3] + 300, 0  # a bias, as some models' keys have it
+    fill_fp8(layer, k, v, torch.tensor([150, 3]), by_channel=by_channel)
     for part, exact, scale in zip(naive.from_fp8(layer), (k, v), (layer.k_scale, layer.v_scale), strict=True):
-        for row, length in enumerate(lengths):
-            known = exact[row, :, :length]
-            whole = known.abs().amax(dim=(1, 2), keepdim=True)
-            largest, wanted = whole, whole / 448
-            if exact is k and by_channel:
-                largest = known.abs().amax(dim=1, keepdim=True)
-                wanted = torch.where(largest > 0, largest / 224, wanted)
-            torch.testing.assert_close(scale[row].reshape(2, -1), wanted.flatten(1).expand(2, scale[row][0].numel()))
-            error = (part[row, :, :length] - known).abs()
-            assert bool((error <= known.abs() / 16 + 1e-3 * largest).all())
+        for row, length in enumerate([150, 3]):
+            known = exact[row, :, :length].abs()
+            own = known.amax(dim=1) if exact is k and by_channel else known.amax(dim=(1, 2))[:, None]
+            want = torch.where(own > 0, own / (224 if own.shape[1] > 1 else 448), known.amax(dim=(1, 2))[:, None] / 448)
+            torch.testing.assert_close(scale[row].view(2, -1), want.expand(2, scale[row].numel() // 2))
+            error = (part[row, :, :length] - exact[row, :, :length]).abs()
+            assert bool((error <= known / 16 + 1e-3 * own[:, None]).all())
 
 
 @pytest.mark.parametrize(
