@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import refuse_if_too_large
 from longdecode.engine.errors import ConfigError
-from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots
+from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache, StepSlots
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.layout import accumulator
@@ -49,50 +50,67 @@ class QuantisedMethod(AttentionMethod):
 
     def make_cache(self, shape: CacheShape) -> KVCache:
         """Return the quantised cache; a prefill fills it layer by layer, so that an exact one need not fit."""
-        return QuantisedCache(shape, self.bits, keys_by_channel=getattr(self.params, "key_scale", "") == "channel")
+        return QuantisedCache(shape, self.bits)
 
 
 class QuantisedCache(KVCache):
-    """Every token in the slot of its position, in the formats of ``kernels.quantised_kv``."""
+    """Every token in the slot of its position, in the formats of ``kernels.quantised_kv``.
 
-    def __init__(self, shape: CacheShape, bits: Bits, *, keys_by_channel: bool = False):
+    Args:
+        shape: size of the cache.
+        bits: of a number.
+        exact_layers: the first layers, which are stored as they are.
+        keys_by_channel: eight-bit keys have one scale a channel, not one a KV head.
+    """
+
+    def __init__(self, shape: CacheShape, bits: Bits, *, exact_layers: int = 0, keys_by_channel: bool = False):
         super().__init__(shape)
-        self.bits = bits
-        self.keys_by_channel = keys_by_channel
+        self.bits, self.keys_by_channel = bits, keys_by_channel
+        self.first = min(exact_layers, shape.config.num_layers)
+        self.exact = DenseCache(replace(shape, config=replace(shape.config, num_layers=self.first)))
         make = _new_fp8 if bits == 8 else _new_int4
-        on_meta = make(shape, torch.device("meta"))
-        refuse_if_too_large(shape.config.num_layers * sum(part.nbytes for part in on_meta), shape.device)
-        self.layers = [make(shape, shape.device) for _ in range(shape.config.num_layers)]
+        on_meta, layers = make(shape, torch.device("meta")), shape.config.num_layers - self.first
+        refuse_if_too_large(layers * sum(part.nbytes for part in on_meta), shape.device)
+        self.layers = [make(shape, shape.device) for _ in range(layers)]
 
     def tensors(self) -> Iterator[Tensor]:
         """See ``KVCache.tensors``; scales and least numbers with them."""
+        yield from self.exact.tensors()
         for layer in self.layers:
             yield from layer
 
     def counters(self) -> Iterator[tuple[Tensor, int]]:
         """See ``KVCache.counters``."""
         yield (self.positions, 0)
+        yield from self.exact.counters()
 
     def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
         """See ``KVCache.begin_block``; a full row, which is done, writes over its last slot."""
         refuse_blocks(self, width, starts)
+        self.exact.begin_block(width, starts, active)
         self.slots = self.positions.clamp(max=self.shape.capacity - 1)
         self.kv_lengths = self.slots + 1
 
     def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
         """See ``KVCache.append``; takes no page bounds."""
+        if layer < self.first:
+            return self.exact.append(layer, heads)
         return append_quantised(
-            self.layers[layer], heads.q, heads.k, heads.v, heads.cos, heads.sin, self.slots,
+            self.layers[layer - self.first], heads.q, heads.k, heads.v, heads.cos, heads.sin, self.slots,
             q_norm=heads.q_norm, k_norm=heads.k_norm, eps=heads.eps,
         )  # fmt: skip
 
     def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
         """See ``KVCache.attend``."""
-        return attend_quantised(self.layers[layer], q, self.kv_lengths, kv_tokens_read)
+        if layer < self.first:
+            return self.exact.attend(layer, q, mask, kv_tokens_read)
+        return attend_quantised(self.layers[layer - self.first], q, self.kv_lengths, kv_tokens_read)
 
     def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
         """See ``KVCache.fill_layer``."""
-        own = self.layers[layer]
+        if layer < self.first:
+            return self.exact.fill_layer(layer, keys, values, lengths)
+        own = self.layers[layer - self.first]
         if isinstance(own, Fp8Layer):
             fill_fp8(own, keys, values, lengths, by_channel=self.keys_by_channel)
         else:
@@ -101,6 +119,12 @@ class QuantisedCache(KVCache):
     def stand_at(self, tokens: Tensor) -> None:
         """See ``KVCache.stand_at``."""
         self.positions.copy_(tokens)
+        self.exact.stand_at(tokens)
+
+    def advance(self, counts: Tensor) -> None:
+        """See ``KVCache.advance``."""
+        super().advance(counts)
+        self.exact.advance(counts)
 
     def step_slots(self) -> Iterator[StepSlots]:
         """See ``KVCache.step_slots``: of four bits the recent tokens; others are forgotten by their position alone."""
@@ -114,7 +138,9 @@ class QuantisedCache(KVCache):
 
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """See ``KVCache.stored_kv``; the numbers that the codes stand for, in order of position."""
-        own = self.layers[layer]
+        if layer < self.first:
+            return self.exact.stored_kv(layer, row, head)
+        own = self.layers[layer - self.first]
         k, v = from_fp8(own) if isinstance(own, Fp8Layer) else from_int4(own, self.positions)
         stored = int(self.positions[row])
         return k[row, head, :stored], v[row, head, :stored]

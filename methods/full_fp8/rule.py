@@ -18,7 +18,9 @@ class Fp8Rule(ReadsEverything):
         self.prompt = keys.shape[1]
 
     def stored(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the numbers that the codes stand for."""
+        """Return the numbers that the codes stand for; exact ones in the first layers."""
+        if layer < self.params.exact_layers:
+            return keys, values
         return self.rounded(keys, self.params.key_scale == "channel"), self.rounded(values, False)
 
     def rounded(self, x: Tensor, by_channel: bool) -> Tensor:
@@ -38,7 +40,8 @@ class Fp8Rule(ReadsEverything):
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
         """Return the bytes of a KV head's scales: one a channel of keys, one of values."""
-        return 4 * (self.config.head_dim + 1) * self.config.num_layers * self.config.num_kv_heads
+        layers = max(0, self.config.num_layers - self.params.exact_layers)
+        return 4 * (self.config.head_dim + 1) * layers * self.config.num_kv_heads
 
 
 RULE = Fp8Rule
