@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.config import evaluate_config
 
+from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.lm_eval_adapter import model  # noqa: F401 (registers the model)
 
 
@@ -17,4 +18,7 @@ class _Config(evaluate_config.EvaluatorConfig):
 
 if __name__ == "__main__":
     evaluate_config.EvaluatorConfig = _Config
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except LongDecodeError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any
 
 import torch
 from lm_eval.api.instance import Instance
@@ -13,6 +13,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from pydantic import Field
 from tqdm import tqdm
 
 from longdecode.engine.config_reader import resolve_checkpoint
@@ -22,7 +23,7 @@ from longdecode.engine.generation import Completion, Generator, Request, Samplin
 from longdecode.engine.tokenizer import eos_ids, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
-from longdecode.evals.config_values import unknown_name
+from longdecode.evals.config_values import read, refuse_unknown, unknown_name
 from longdecode.evals.fingerprint import code_hash
 from longdecode.methods.conformance import check_method
 from longdecode.methods.registry import get_method
@@ -78,14 +79,9 @@ def batches(lengths: Sequence[int], kinds: Sequence[Any], size: int) -> Iterator
             yield members[start : start + size]
 
 
-@register_model("longdecode")
-class LongDecodeLM(TemplateLM):
-    """A checkpoint on our engine, decoding through one method.
-
-    A context is prefilled densely up to its last ``decoded_context`` tokens; those and everything after them, scored
-    continuation or generated text, go token by token through the method. With the default of one token even a choice of
-    a single token, such as the letter of an answer, is the method's. With ``method=full`` the numbers are those of any
-    correct implementation of the model.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of the model; numbers may come as text, as lm-eval's command line hands them over at times.
 
     Args:
         pretrained: a local folder or a hub id.
@@ -101,55 +97,66 @@ class LongDecodeLM(TemplateLM):
         seed: of sampled generation; each request has noise of its own.
         gate: run the method's conformance checks first; a method that fails them is not scored.
         max_batch_size: what lm-eval's automatic batch sizes would use; not used.
-        parameters: the method's own knobs, as its card lists them.
+    """
+
+    pretrained: str
+    revision: str | None = None
+    method: str = "full"
+    budget: Annotated[int, Field(ge=1)] | None = None
+    device: str | None = None
+    dtype: str = "auto"
+    batch_size: Annotated[int, Field(ge=1)] = 1
+    max_length: Annotated[int, Field(ge=2)] | None = None
+    max_gen_toks: Annotated[int, Field(ge=1)] = 256
+    decoded_context: Annotated[int, Field(ge=0)] = 1
+    seed: Annotated[int, Field(ge=0)] = 0
+    gate: bool = True
+    max_batch_size: Any = None
+
+
+@register_model("longdecode")
+class LongDecodeLM(TemplateLM):
+    """A checkpoint on our engine, decoding through one method.
+
+    A context is prefilled densely up to its last ``decoded_context`` tokens; those and everything after them, scored
+    continuation or generated text, go token by token through the method. With the default of one token even a choice of
+    a single token, such as the letter of an answer, is the method's. With ``method=full`` the numbers are those of any
+    correct implementation of the model.
+
+    Args:
+        pretrained: a local folder or a hub id.
+        given: other fields of ``Options``, and the method's own knobs, as its card lists them.
 
     Raises:
-        ConfigError: a value out of range, or a knob that the method does not have.
+        ConfigError: a value out of range, or an option that neither this class nor the method has.
         CheckpointError: the checkpoint cannot be loaded.
         GateError: the method fails its conformance checks.
     """
 
-    def __init__(
-        self,
-        pretrained: str,
-        revision: str | None = None,
-        method: str = "full",
-        budget: int | None = None,
-        device: str | None = None,
-        dtype: str = "auto",
-        batch_size: int | str = 1,
-        max_length: int | None = None,
-        max_gen_toks: int = 256,
-        decoded_context: int = 1,
-        seed: int = 0,
-        gate: bool = True,
-        max_batch_size: int | None = None,
-        **parameters: Any,
-    ):
+    def __init__(self, pretrained: str | None = None, **given: Any):
         super().__init__()
-        self.batch_size = _whole("batch_size", batch_size, 1)
-        self.max_gen_toks = _whole("max_gen_toks", max_gen_toks, 1)
-        self.decoded_context = _whole("decoded_context", decoded_context, 0)
-        self.seed = _whole("seed", seed, 0)
-        budget = None if budget is None else _whole("budget", budget, 1)
-        self.pretrained = pretrained
-        folder = resolve_checkpoint(pretrained, revision)
-        self._device = resolve_device(device or "auto")
-        self.decoder = load_decoder(folder, device=self._device, dtype=resolve_dtype(dtype, self._device))
+        own = {item.name: given.pop(item.name) for item in fields(Options) if item.name in given}
+        self.options = options = read(Options, {"pretrained": pretrained} | own, "model_args")
+        method = get_method(options.method)
+        knobs = [item.name for item in (*fields(Options), *fields(method.Params))]
+        refuse_unknown("model_args", "option", given, knobs)
+        self.batch_size = options.batch_size
+        folder = resolve_checkpoint(options.pretrained, options.revision)
+        self._device = resolve_device(options.device or "auto")
+        self.decoder = load_decoder(folder, device=self._device, dtype=resolve_dtype(options.dtype, self._device))
         limit = self.decoder.config.max_positions
-        self.max_length = limit if max_length is None else _whole("max_length", max_length, 2)
+        self.max_length = options.max_length or limit
         if self.max_length > limit:
             raise ConfigError(f"max_length is {self.max_length}, over the model's limit of {limit} tokens")
-        self.method = get_method(method).from_budget(budget, self.decoder.config, **parameters)
-        if gate:
-            check_method(method, self._device, parameters)
+        self.method = method.from_budget(options.budget, self.decoder.config, **given)
+        if options.gate:
+            check_method(options.method, self._device, given)
         self.text = load_tokenizer(folder)
         self.tokenizer: Any = self.text.library
         self._eos_ids = eos_ids(folder, self.text)
-        self._info = {
-            "pretrained": pretrained, "revision": revision, "method": method, "budget": budget, "params": parameters,
-            "decoded_context": self.decoded_context, "model_hash": provenance.checkpoint_hash(folder),
-            "code_hash": code_hash([__name__], [method]), "device": str(self._device), "dtype": str(self.decoder.dtype),
+        self._info = asdict(options) | {
+            "params": given, "model_hash": provenance.checkpoint_hash(folder), "device": str(self._device),
+            "code_hash": code_hash([__name__], [options.method]), "dtype": str(self.decoder.dtype),
         }  # fmt: skip
         self._steps = 0
         self._read_tokens = 0.0
@@ -165,7 +172,9 @@ class LongDecodeLM(TemplateLM):
         """The token that ends a text."""
         own = self.text.special_id("eos_token")
         if own is None and not self._eos_ids:
-            raise ConfigError(f"{self.pretrained}: neither the tokenizer nor the configuration names an end of text")
+            raise ConfigError(
+                f"{self.options.pretrained}: neither the tokenizer nor the configuration names an end of text"
+            )
         return min(self._eos_ids) if own is None else own
 
     @property
@@ -177,7 +186,7 @@ class LongDecodeLM(TemplateLM):
     @property
     def tokenizer_name(self) -> str:
         """Name the tokenizer, so that request caches stay apart."""
-        return self.pretrained.replace("/", "__")
+        return self.options.pretrained.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
         """For lm-eval's results: what ran, and how many tokens a KV head read in a step on average."""
@@ -196,7 +205,7 @@ class LongDecodeLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return texts up to the first stop text, the end of text, or the number of tokens asked for."""
-        asked = [read_generation(instance.args[1], self.max_gen_toks) for instance in requests]
+        asked = [read_generation(instance.args[1], self.options.max_gen_toks) for instance in requests]
         contexts = [instance.args[0] for instance in requests]
         made = [self._continued(context, own, i) for i, (context, own) in enumerate(zip(contexts, asked, strict=True))]
         texts: list[str] = [""] * len(requests)
@@ -245,7 +254,7 @@ class LongDecodeLM(TemplateLM):
         ids = self.tok_encode(context) if isinstance(context, str) else context
         prompt, forced = self._split((ids or [self.prefix_token_id])[-room:])
         stops = {token for text in asked.until if (token := self.text.sole_token(text)) is not None}
-        noise = int.from_bytes(hashlib.sha256(f"{self.seed}/{index}".encode()).digest()[:4], "big")
+        noise = int.from_bytes(hashlib.sha256(f"{self.options.seed}/{index}".encode()).digest()[:4], "big")
         return Request(prompt, asked.max_new_tokens, forced, self._eos_ids | stops, noise)
 
     def _forced(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
@@ -257,7 +266,7 @@ class LongDecodeLM(TemplateLM):
 
     def _split(self, context: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Split a context into what is prefilled, one token at least, and what the method decodes."""
-        cut = max(1, len(context) - self.decoded_context)
+        cut = max(1, len(context) - self.options.decoded_context)
         return tuple(context[:cut]), tuple(context[cut:])
 
     @torch.no_grad()
@@ -275,15 +284,3 @@ class LongDecodeLM(TemplateLM):
                     self._read_tokens += completion.read_tokens_mean * completion.decode_steps
                     yield i, completion
                 bar.update(len(batch))
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    """A whole number; lm-eval's command line hands numbers over as text at times.
-
-    Raises:
-        ConfigError: the value is none, or too small.
-    """
-    is_text = isinstance(value, str) and value.isdecimal()
-    if isinstance(value, bool) or not (isinstance(value, int) or is_text) or int(value) < least:
-        raise ConfigError(f"model_args: {name} is {value!r}, a whole number of at least {least} is needed")
-    return int(value)
