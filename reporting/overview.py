@@ -125,9 +125,12 @@ def task_line(row: Any) -> dict[str, Any]:
 
 def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
     """Return the card of a place: what to take, how fast it is, what it loses on each task, and how sure that is."""
+    where = {"model": place[1], "context": place[2]}
+    if not found.rows.empty:
+        where |= {"variant": found.first.variant, "budget": found.first.budget}
     out = {
         "key": "|".join(map(str, place)),
-        "place": f"{place_words(site, place)}; {', '.join(site.run(place[0]).devices)}",
+        "place": f"{place_words(site, place)}; {', '.join(site.run(place[0]).devices_of(where))}",
         "state": found.state,
         "state_words": _STATES[found.state],
     }

@@ -161,8 +161,14 @@ class Run:
     @property
     def devices(self) -> list[str]:
         """The devices behind the numbers."""
-        found = [t.device.dropna() for t in (self.summary, self.speed) if len(t)]
-        return sorted({part for text in pd.concat(found) for part in text.split("; ")}) if found else []
+        return self.devices_of({})
+
+    def devices_of(self, where: Mapping[str, Any]) -> list[str]:
+        """Return the devices behind the scores and times with these values by column."""
+        found = [
+            t.device[(t[list(where)] == list(where.values())).all(axis=1)] for t in (self.summary, self.speed) if len(t)
+        ]
+        return sorted({part for text in pd.concat(found).dropna() for part in text.split("; ")}) if found else []
 
     @property
     def revisions(self) -> list[str]:

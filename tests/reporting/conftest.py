@@ -72,8 +72,9 @@ def folder(tmp_path: Path) -> Maker:
 def small(folder: Maker) -> Path:
     """A run of Full and two methods at one place: Quest is within the margin, SnapKV is faster and worse."""
     full = {"method": "full", "variant": "full", "budget": "full", "budget_tokens": None}
+    snapkv = {"variant": "snapkv", "method": "snapkv"}
     return folder(
         [{"a": "quest"}, {"a": "snapkv", "difference": -30.0, "low": -35.0, "high": -25.0, "verdict": "worse"}],
-        [full, {"variant": "quest"}, {"variant": "snapkv", "method": "snapkv", "value": 0.6}],
-        [full | {"ratio": 1.0}, {"variant": "quest"}, {"variant": "snapkv", "method": "snapkv", "ratio": 2.5}],
+        [full, {"variant": "quest"}, snapkv | {"value": 0.6}],
+        [full | {"ratio": 1.0}, {"variant": "quest"}, snapkv | {"ratio": 2.5, "device": "E"}],
     )
