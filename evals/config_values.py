@@ -22,10 +22,14 @@ MOST_NODES, MOST_LEVELS = 200_000, 50
 """Values of a file once its aliases are written out, and their depth; the largest configuration has about 2,000."""
 
 
-def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
-    """The sentence for an unknown ``given``, with the nearest of the ``valid`` names."""
-    names = sorted(valid)
-    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.0)
+def unknown_name(kind: str, given: str, valid: Iterable[str], likely: Iterable[str] = ()) -> str:
+    """The sentence for an unknown ``given``, with the nearest of the ``valid`` names.
+
+    Where none is as near as a slip of the pen, it is the nearest of those that are ``likely``, if there are any.
+    """
+    names, likely = sorted(valid), sorted(likely)
+    slips = difflib.get_close_matches(str(given), names, n=1, cutoff=0.8)
+    near = slips or difflib.get_close_matches(str(given), likely or names, n=1, cutoff=0.0)
     nearest = f"; nearest valid name: {near[0]!r}" if near else ""
     return f"unknown {kind} {given!r}{nearest} (valid: {', '.join(names) or 'none'})"
 
@@ -51,12 +55,12 @@ def wrong(problem: str, key: str = "") -> PydanticCustomError:
     return PydanticCustomError(_REFUSED, "{problem}", {"problem": problem, "key": key})
 
 
-def require_known(kind: str, names: Iterable[str], valid: Iterable[str], key: str) -> None:
-    """Refuse a name that is not among the valid ones."""
+def require_known(kind: str, names: Iterable[str], valid: Iterable[str], key: str, likely: Iterable[str] = ()) -> None:
+    """Refuse a name that is not among the valid ones; ``likely`` as of ``unknown_name``."""
     valid = tuple(valid)
     for name in names:
         if name not in valid:
-            raise wrong(unknown_name(kind, name, valid), key)
+            raise wrong(unknown_name(kind, name, valid, likely), key)
 
 
 def known(kind: str, names: Callable[[], Iterable[str]]) -> AfterValidator:

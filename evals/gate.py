@@ -20,7 +20,7 @@ from longdecode.evals import provenance
 from longdecode.evals.fingerprint import gate_code_hash
 from longdecode.evals.manifest import seal
 from longdecode.evals.records import Status, Stored
-from longdecode.evals.run_config import Launches, RunConfig, budget_at, launches_of, model_shape
+from longdecode.evals.run_config import Launches, RunConfig, budget_at, launches_of
 from longdecode.evals.store import replacing, results_root
 
 _REFUSALS = {"failed_gate": errors.GateError, "unsupported": errors.UnsupportedCellError}
@@ -121,12 +121,13 @@ class Gate:
 
     def _launches(self, method: str, launches: Launches) -> Verdict:
         """Return the verdict on the launches of what conforms: passed where a model or the memory is not there."""
+        from longdecode.evals.throughput.harness import config_of
         from longdecode.methods.conformance_launches import check_launches, places_for
 
         dtype, checked = resolve_dtype(self.config.dtype, self.device), list[str]()
         problem: Exception | None = None
         try:
-            shape = model_shape(self.config, launches)
+            shape = config_of(self.config, launches.model, launches.context)
             for place in places_for(launches.context, launches.batch, shape, self.device, dtype):
                 budget = budget_at(launches, place.context)
                 check_launches(method, shape, launches.params, budget, place, self.device, dtype, seed=self.config.seed)

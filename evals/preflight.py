@@ -29,12 +29,8 @@ def look(run: RunConfig, made: Collection[str] = ()) -> None:
         ConfigError: the message names the configuration, the key and what is wrong with the file.
     """
     for model, named in run.models.items():
-        if near := _misspelt(named.path):
-            asked = f"no folder {named.path} here; nearest folder: {near} (of the hub's model of this name give a copy)"
-            raise ConfigError(f"{run.source}: models.{model}: {asked}")
-        if _one_unknown_word(named.path):
-            unknown = unknown_name("model", named.path, BUILT_MODELS)
-            raise ConfigError(f"{run.source}: models.{model}: {unknown}, no folder here, and a hub id is org/name")
+        if fault := _absent(named.path):
+            raise ConfigError(f"{run.source}: models.{model}: {fault}")
     for model, folder in _local_models(run, made):
         _blamed(run, f"models.{model}", partial(_config_and_tokenizer, folder))
     for variant, spec in run.methods.items():
@@ -110,20 +106,22 @@ def _local_models(run: RunConfig, made: Collection[str]) -> Iterator[tuple[str, 
             yield model, path
 
 
-def _misspelt(path: str) -> str | None:
-    """Return the folder beside which a path of two parts, as hub ids have, differs by a slip of the pen."""
-    if not _may_be_hub_id(path):
-        return None
-    first, second = Path(path).parts
-    beside = [folder.name for folder in Path().iterdir() if (folder / second).is_dir()]
-    near = difflib.get_close_matches(first, beside, n=1, cutoff=0.85)
-    return f"{near[0]}/{second}" if near else None
+def _absent(path: str) -> str | None:
+    """Say that a path is no checkpoint, where a folder or name differs by a slip of the pen or a hub id has two parts.
 
-
-def _one_unknown_word(path: str) -> bool:
-    """Return whether a path is one word that is neither a built model nor here; hub ids have two."""
+    Of folders with as many parts, up to three, the nearest is named.
+    """
     here = Path(path).expanduser()
-    return len(here.parts) == 1 and not (built_model(path) or here.exists() or here.is_symlink())
+    depth = len(here.parts)
+    if built_model(path) or here.exists() or here.is_symlink() or depth > 3:
+        return None
+    if depth == 1:
+        names = (*BUILT_MODELS, *map(str, Path().glob("models/*/weights")))
+        return f"{unknown_name('model', path, names)}, no folder here, and a hub id is org/name"
+    folders = [str(file.parent) for file in Path().glob("*/" * depth + "config.json")]
+    near = difflib.get_close_matches(path, folders, n=1, cutoff=0.85)
+    copy = " (of the hub's model of this name give a copy)" if _may_be_hub_id(path) else ""
+    return f"no folder {path} here; nearest folder: {near[0]}{copy}" if near else None
 
 
 def _config_and_tokenizer(folder: Path) -> None:

@@ -28,8 +28,6 @@ _Number = Annotated[float, Field(strict=True)]
 _ROUNDING = 1e-9
 """A share that is a mean of shares may exceed 1 by this."""
 
-FINAL_STATUSES: frozenset[Status] = frozenset({"ok", "unsupported"})
-"""Statuses that a resumed job keeps; the others may end better the next time."""
 KEPT_OUTPUTS = 32
 """Samples of a cell whose outputs are stored."""
 OP_SIZES = {"kernel": "full_heads", "offload": "hit_rate", "decode": "rows", "own_choices": "prompts"}

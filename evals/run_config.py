@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -23,6 +24,8 @@ from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingS
 
 REFERENCE_METHOD = "full"
 """The method that every difference is taken to."""
+Place = tuple[str, str, int, int]
+"""Name of a suite, of texts or of a bench; model, tokens and rows of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +132,19 @@ class RunConfig:
             filled["throughput"] = speed.with_variants(values["throughput"], timed)
         return filled
 
-    def _references(self) -> Iterator[tuple[str, Iterable[str], Iterable[str], str]]:
-        """Yield every name of a part of the configuration: its kind, the names, the valid ones, and the key."""
+    def _references(self) -> Iterator[tuple[Any, ...]]:
+        """Yield what ``require_known`` takes, of every name of a part of the configuration."""
         models = (*self.models, *shape_names())
         for variant, spec in self.methods.items():
-            yield "model", spec.by_model, models, f"methods.{variant}.by_model"
+            yield "model", spec.by_model, models, f"methods.{variant}.by_model", self.models
             yield "suite of this run", spec.suites or (), self.suites, f"methods.{variant}.suites"
             yield "model", spec.models or (), self.models, f"methods.{variant}.models"
         for name, suite in self.suites.items():
             yield f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks"
         for number, grid in enumerate(self.throughput.grids):
-            timed = self.models if grid.bench == speed.OWN_CHOICES else models
-            yield "model or shape", dict.fromkeys(grid.timed_on.values()), timed, f"throughput.{number}.model"
+            timed = {speed.KERNELS: shape_names(), speed.OWN_CHOICES: tuple(self.models)}.get(grid.bench, models)
+            named = dict.fromkeys((grid.model, *grid.timed_on.values()))
+            yield "model or shape", named, timed, f"throughput.{number}.model", {*timed} & {*self.models}
             yield "variant", grid.variants, self.methods, f"throughput.{number}.variants"
         yield "model", self.retrospection.models, self.models, "retrospection.models"
         yield "variant", self.retrospection.variants, self.methods, "retrospection.variants"
@@ -241,10 +245,8 @@ def _over(implied: Mapping[str, Any], entry: Any) -> Any:
     """Lay an entry over the values that its name implies; a null leaves them as they are."""
     if not isinstance(entry, Mapping | None):
         return entry
-    return {
-        **implied,
-        **{key: value for key, value in (entry or {}).items() if value is not None or key not in implied},
-    }
+    given = entry or {}
+    return {**implied, **{key: given[key] for key in given if given[key] is not None or key not in implied}}
 
 
 class RecordFile(NamedTuple):
@@ -291,7 +293,7 @@ class Launches:
 def launches_of(run: RunConfig, variant: str) -> list[Launches]:
     """Return the largest launches of a variant, one entry a model."""
     found = dict[str, Launches]()
-    for model, context, batch, budgets in _sizes(run, variant):
+    for (_, model, context, batch), budgets in sizes_of(run, variant):
         known = found.get(model, Launches(model, run.methods[variant].portable(model)))
         tokens = tuple(dict.fromkeys((*known.budgets, *(b for b in budgets if not b.of_bytes))))
         found[model] = replace(
@@ -300,30 +302,24 @@ def launches_of(run: RunConfig, variant: str) -> list[Launches]:
     return list(found.values())
 
 
-def _sizes(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[Budget, ...]]]:
-    """Yield model, tokens, rows and budgets of what a run scores, writes and times of a variant."""
+def sizes_of(run: RunConfig, variant: str) -> Iterator[tuple[Place, tuple[Budget, ...]]]:
+    """Yield the places at which a run scores, writes and times a variant, with its budgets there."""
     spec, budgets = run.methods[variant], run.budgets_of(variant)
-    suites = [run.suites[suite] for suite in run.suites_of(variant)]
-    for model in filter(spec.runs_on, run.models if suites else ()):
-        context = max(max(suite.contexts) for suite in suites)
-        yield model, context, max(min(suite.batch, suite.samples) for suite in suites), budgets
-    for texts in run.generation.runs.values():
+    for model in filter(spec.runs_on, run.models):
+        for name in run.suites_of(variant):
+            suite = run.suites[name]
+            for context in suite.contexts:
+                yield (name, model, context, min(suite.batch, suite.samples)), budgets
+    for name, texts in run.generation.runs.items():
         if variant in texts.named:
-            yield texts.model, max(texts.prompts) + texts.tokens, 1, budgets
+            yield (name, texts.model, max(texts.prompts) + texts.tokens, 1), budgets
     for grid in run.throughput.grids:
-        if variant in grid.timed_on and grid.contexts:
-            batch = max(grid.batches)
-            if grid.bench in (speed.EQUAL_MEMORY, speed.OWN_CHOICES):
-                batch = speed.MAX_BATCH if spec.takes_budget else grid.sequences
-            timed = grid.budgets if spec.takes_budget else (FULL_BUDGET,)
-            yield grid.timed_on[variant], max(grid.contexts), batch, timed
-
-
-def model_shape(run: RunConfig, launches: Launches) -> Any:
-    """Return the shape of a model of the run, or of one that is only timed."""
-    from longdecode.evals.throughput.harness import config_of
-
-    return config_of(run, launches.model, launches.context)
+        batches = grid.batches
+        if grid.bench in (speed.EQUAL_MEMORY, speed.OWN_CHOICES):
+            batches = (speed.MAX_BATCH if spec.takes_budget else grid.sequences,)
+        timed = grid.budgets if spec.takes_budget else (FULL_BUDGET,)
+        for context, batch in product(grid.contexts, batches) if variant in grid.timed_on else ():
+            yield (grid.bench, grid.timed_on[variant], context, batch), timed
 
 
 def budget_at(launches: Launches, context: int) -> int | None:

@@ -21,17 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longdecode.engine.disk import FileLock, writing
-from longdecode.evals.records import (
-    FINAL_STATUSES,
-    BaseRecord,
-    Fingerprint,
-    Key,
-    Provenance,
-    RecordSchemaError,
-    SpeedSample,
-    load_record,
-)
+from longdecode.evals.records import BaseRecord, Fingerprint, Key, Provenance, RecordSchemaError, Stored, load_record
 
+FINAL_STATUSES = frozenset({"ok", "unsupported"})
+"""Statuses that a resumed job keeps; the others may end better the next time."""
 _SCALARS: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 _AS_JSON = ("params", "launch", "provenance")
 _CHECKSUM = b"checksum"
@@ -314,8 +307,8 @@ def _arrow(annotation: Any) -> pa.DataType:
         return pa.map_(_arrow(arguments[0]), _arrow(arguments[1]))
     if origin in (list, tuple):
         return pa.list_(_arrow(arguments[0]))
-    if annotation is SpeedSample:
-        return pa.struct([(name, _arrow(field.annotation)) for name, field in SpeedSample.model_fields.items()])
+    if isinstance(annotation, type) and issubclass(annotation, Stored):
+        return pa.struct([(name, _arrow(field.annotation)) for name, field in annotation.model_fields.items()])
     return _arrow(arguments[0]) if arguments else _SCALARS[annotation]
 
 

@@ -7,23 +7,29 @@ A method is taken to read its budget and an eighth of the context, for choosing.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from huggingface_hub import try_to_load_from_cache
 
-from longdecode.engine.config_reader import built_model, read_config
+from longdecode.engine.config_reader import built_model, parse_config, read_config
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.model_config import ModelConfig
+from longdecode.evals.budgets import Budget
 from longdecode.evals.config_values import read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import data_fault
-from longdecode.evals.run_config import RecordFile, RunConfig
+from longdecode.evals.run_config import Place, RecordFile, RunConfig, sizes_of
 from longdecode.evals.tasks.registry import folder_of, get_task
+from longdecode.evals.throughput.shapes import RAW_SHAPES
+from longdecode.evals.throughput.spec import SHARED_JOBS
+from longdecode.methods.registry import get_method
 
 MEASURED_BYTES = 15.0e9  # weights of the 8B shape that a step reads, of 16.1 GB with the embedding
 ATTENTION_OPERATIONS = 2 * 32 * 32 * 128
@@ -38,7 +44,7 @@ NEW_TOKENS = 64
 RUNTIME_GB = 2.0
 """Memory of a job beside weights and caches: CUDA, kernels, activations of a prefill chunk."""
 SIZES: Mapping[str, Any] = read_yaml(REPOSITORY / "config" / "papers" / "sizes.yaml")
-_TIMES = SIZES["times"]
+TIMES = SIZES["times"]
 
 
 @dataclass(slots=True)
@@ -61,12 +67,6 @@ class Cost:
         self.downloads |= other.downloads
         self.missing += other.missing
 
-    def row(self, name: str) -> str:
-        """Return the line of a table; disk holds downloads and records."""
-        loaded = sum(self.downloads.values())
-        cells = (self.memory_bytes / 1e9, (self.records_bytes + loaded) / 1e9, loaded / 1e9)
-        return f"{name:<24}{self.jobs:>6,}{self.gpu_hours:>12,.1f}" + "".join(f"{cell:>14,.1f}" for cell in cells)
-
 
 def step_seconds(read_bytes: float, weight_share: float) -> float:
     """Return the seconds of one decoding step on the measured device.
@@ -75,17 +75,16 @@ def step_seconds(read_bytes: float, weight_share: float) -> float:
         read_bytes: weights, keys and values that it reads.
         weight_share: the model's size over the measured one's, which what is fixed of a step follows.
     """
-    return float(_TIMES["step_seconds"] * weight_share + _TIMES["seconds_per_byte"] * read_bytes)
+    return float(TIMES["step_seconds"] * weight_share + TIMES["seconds_per_byte"] * read_bytes)
 
 
 def prefill_seconds(tokens: int, weight_share: float) -> float:
     """Return the seconds of one row's prompt; ``weight_share`` as in ``step_seconds``."""
     operations = MEASURED_BYTES * tokens + ATTENTION_OPERATIONS * tokens**2
-    return float(_TIMES["seconds_per_operation"] * operations * weight_share)
+    return float(TIMES["seconds_per_operation"] * operations * weight_share)
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(NamedTuple):
     """A checkpoint's bytes, and those of its keys and values a token."""
 
     weights: float
@@ -98,11 +97,16 @@ def size_of(path: str) -> Size | None:
     if known := SIZES["checkpoints"].get(path):
         return Size(known["bytes"], 4.0 * known["layers"] * known["kv_heads"] * known["head_dim"], "gated" in known)
     try:
-        config = read_config(folder := folder_here(path))
+        config = config_here(path)
     except LongDecodeError:  # no checkpoint
         return None
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) or 2.0 * parameters(config)
-    return Size(weights, 4.0 * config.num_layers * config.num_kv_heads * config.head_dim)
+    weights = sum(file.stat().st_size for file in folder_here(path).glob("*.safetensors")) or 2.0 * parameters(config)
+    return Size(weights, config.kv_bytes_per_token(2))
+
+
+def config_here(path: str) -> ModelConfig:
+    """Return the shape of a checkpoint that is here, or of a model that is only timed."""
+    return parse_config(RAW_SHAPES[path], path) if path in RAW_SHAPES else read_config(folder_here(path))
 
 
 def folder_here(path: str) -> Path:
@@ -133,6 +137,7 @@ def cost_of(run: RunConfig) -> Cost:
     trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
     cost.jobs = 1 + len(groups) + len(plan.speed_jobs) + len(plan.generation) + len(plan.forks) + sum(trained.values())
     cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600
+    cost.memory_bytes = max((beside + place[-1] * prompt for place, _, beside, prompt in places_of(run)), default=0.0)
     largest = max((size.weights for model in run.models.values() if (size := size_of(model.path))), default=16.1e9)
     cost.gpu_hours += largest / 16.1e9 * sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
     for model in run.models.values():
@@ -158,8 +163,7 @@ def _samples_cost(run: RunConfig, file: RecordFile) -> Cost:
     share = size.weights / 16.1e9
     new = SIZES["new_tokens"].get(folder_of(file.suite)[0], NEW_TOKENS)
     seconds = samples = 0.0
-    contexts = spec.contexts if file.context is None else (file.context,)
-    for context in contexts:
+    for context in spec.contexts if file.context is None else (file.context,):
         for task in (get_task(name, run.data) for name in spec.tasks):
             count = min(spec.samples, SIZES["problems"].get(task.name, math.inf)) * task.samples_per_problem
             for budget in run.budgets_of(file.variant):
@@ -171,8 +175,7 @@ def _samples_cost(run: RunConfig, file: RecordFile) -> Cost:
                 samples += count
             # One prefill serves all budgets of a job.
             seconds += count * prefill_seconds(context, share)
-    memory = size.weights + RUNTIME_GB * 1e9 + spec.batch * max(contexts) * size.kv_bytes
-    return Cost(0, seconds / 3600, memory, samples * (RECORD_BYTES + TOKEN_BYTES * new))
+    return Cost(0, seconds / 3600, records_bytes=samples * (RECORD_BYTES + TOKEN_BYTES * new))
 
 
 def _texts_cost(run: RunConfig, text: Any) -> Cost:
@@ -186,23 +189,60 @@ def _texts_cost(run: RunConfig, text: Any) -> Cost:
         + text.tokens * step_seconds(MEASURED_BYTES * share + size.kv_bytes * (prompt + text.tokens / 2), share)
         for prompt in text.prompts
     )
-    memory = size.weights + RUNTIME_GB * 1e9 + (max(text.prompts) + text.tokens) * size.kv_bytes
     stored = count * len(text.prompts) * (RECORD_BYTES + TOKEN_BYTES * text.tokens)
-    return Cost(0, count * seconds / 3600, memory, stored)
+    return Cost(0, count * seconds / 3600, records_bytes=stored)
 
 
-def lines(runs: Sequence[RunConfig]) -> Iterator[str]:
-    """Yield the table of some runs, a row each and one for all, then what is missing or gated."""
-    yield f"hours of one {_TIMES['device']} by measured step times, scaled by bytes; jobs may run side by side"
-    yield f"{'run':<24}{'jobs':>6}{'GPU hours':>12}{'GB a job':>14}{'disk GB':>14}{'download GB':>14}"
-    total = Cost()
-    for run in runs:
-        cost = cost_of(run)
-        yield cost.row(run.profile)
-        total.add(cost)
-    if len(runs) > 1:
-        yield total.row("all")
-    yield from dict.fromkeys(f"missing: {what}" for what in total.missing)
-    for path in sorted({model.path for run in runs for model in run.models.values()}):
-        if (size := size_of(path)) and size.gated:
-            yield f"gated: https://huggingface.co/{path} (accept its licence there, then `hf auth login`)"
+def places_of(run: RunConfig) -> Iterator[tuple[Place, Mapping[str, Sequence[Budget]], float, float]]:
+    """Yield each place with its variants' budgets, and the bytes of weights and runtime and of a sequence's prompt.
+
+    Benches that are given a memory choose their batch by it, and are left out; so are models whose size is not known.
+    """
+    places: dict[Place, dict[str, Sequence[Budget]]] = defaultdict(dict)
+    for variant in run.methods:
+        for place, budgets in sizes_of(run, variant):
+            places[place][variant] = budgets
+    for place, variants in places.items():
+        name, model, context, _ = place
+        size = size_of(run.models[model].path if model in run.models else model)
+        if size and name not in SHARED_JOBS:
+            yield place, variants, size.weights + RUNTIME_GB * 1e9, context * size.kv_bytes
+
+
+def too_large(run: RunConfig) -> Iterator[str]:
+    """Yield a line for each place of a run on a GPU that its memory does not hold: of the method that needs most.
+
+    A batch needs the weights, the prompts' keys and values, and what the method keeps beside them.
+    """
+    memory, device = TIMES["memory"], TIMES["device"]  # of hours planned, where no GPU is here
+    if torch.cuda.is_available():
+        memory, device = torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0)
+    for (name, model, context, batch), variants, beside, prompt in places_of(run) if run.device != "cpu" else ():
+        if beside + 2 * batch * prompt <= memory:  # no method keeps more beside a prompt than the prompt takes
+            continue
+        rows = {name: prompt + kept_bytes(run, model, name, context, budgets) for name, budgets in variants.items()}
+        most = max(rows, key=rows.__getitem__)
+        if (needed := beside + batch * rows[most]) > memory:
+            fits = max(0, int((memory - beside) // rows[most]))
+            yield (
+                f"{name} on {model}, {context:,} tokens, batch {batch}: {most} needs "
+                f"{needed / 1e9:,.1f} GB, {device} has {memory / 1e9:,.1f}; "
+                f"the largest batch that fits: {fits or 'none'}"
+            )
+
+
+def kept_bytes(run: RunConfig, model: str, variant: str, context: int, budgets: Sequence[Budget]) -> int:
+    """Return what a variant keeps beside a sequence's prompt, its own cache or state; 0 where nothing here tells."""
+    from longdecode.engine.kv_cache import CacheShape
+    from longdecode.evals.throughput.equal_memory import footprint
+
+    spec = run.methods[variant]
+    tokens = max((budget.tokens(context) or 0 for budget in budgets if not budget.of_bytes), default=0)
+    try:
+        config = config_here(run.models[model].path if model in run.models else model)
+        method = get_method(spec.method).from_budget(tokens or None, config, **spec.params_of(model))
+        shape = CacheShape(config, 1, context, torch.device("meta"), torch.bfloat16, NEW_TOKENS)
+        kept, own = footprint(method, shape)[0], method.make_cache(shape) is not None
+    except (LongDecodeError, OSError, RuntimeError):  # no checkpoint, no roles yet, a budget that is none of the method
+        return 0
+    return kept if own else kept - context * config.kv_bytes_per_token(2)

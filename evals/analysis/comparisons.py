@@ -16,16 +16,7 @@ import pandas as pd
 
 from longdecode.evals import stats
 from longdecode.evals.analysis import cells as grouped
-from longdecode.evals.analysis.cells import (
-    ALL_TASKS,
-    Cell,
-    Cells,
-    TaskStatus,
-    good_times,
-    is_bounded,
-    method_of,
-    paired_units,
-)  # fmt: skip
+from longdecode.evals.analysis.cells import ALL_TASKS, Cell, Cells, TaskStatus
 from longdecode.evals.analysis.declaration import AmbiguousQueryError, Claim, Declaration, Found, PairRequest, Tables
 from longdecode.evals.records import BaseRecord, SpeedRecord
 from longdecode.evals.run_config import REFERENCE_METHOD
@@ -88,9 +79,9 @@ def comparisons_table(
 
 def against_full(cells: Cells) -> Iterator[Pair]:
     """Yield every cell of another variant with the cell of full attention at the same place."""
-    fulls = {cell[:5]: cell for cell, samples in cells.items() if method_of(samples) == REFERENCE_METHOD}
+    fulls = {cell[:5]: cell for cell, samples in cells.items() if grouped.method_of(samples) == REFERENCE_METHOD}
     for cell, samples in cells.items():
-        if method_of(samples) != REFERENCE_METHOD and cell[:5] in fulls:
+        if grouped.method_of(samples) != REFERENCE_METHOD and cell[:5] in fulls:
             yield cell, fulls[cell[:5]]
 
 
@@ -131,7 +122,7 @@ def means(
 def _row(members: Sequence[Pair], task: str, cells: Cells, statuses: Statuses, spread: Spread) -> dict[str, Any] | None:
     """Return one row, or nothing where timeouts leave no sample that both sides have scored."""
     a, b = members[0]
-    units = [paired_units(cells[ours], cells[theirs]) for ours, theirs in members]
+    units = [grouped.paired_units(cells[ours], cells[theirs]) for ours, theirs in members]
     if not all(len(ours) for ours, _ in units):
         return None
     records = [r for pair in members for side in pair for r in cells[side].values()]
@@ -139,7 +130,7 @@ def _row(members: Sequence[Pair], task: str, cells: Cells, statuses: Statuses, s
     scale, unit = (100.0, "points") if points else (1.0, records[0].unit)
     gaps = [ours - theirs for ours, theirs in units]
     identity = (spread.seed, task, *a, *b)
-    found = stats.paired_interval(gaps, is_bounded(records), spread, generator("interval", *identity))
+    found = stats.paired_interval(gaps, grouped.is_bounded(records), spread, generator("interval", *identity))
     status: TaskStatus | Literal["one_training"] = statuses.get(b[:5], "ok") if len(members) == 1 else "ok"
     if a.model != b.model and status != "baseline_fails":
         status = "one_training"
@@ -180,7 +171,7 @@ def pareto_table(cells: Cells, timed: Iterable[SpeedRecord], spread: Spread) -> 
     """
     speeds: dict[object, list[tuple[int, Floats]]] = defaultdict(list)
     for r in timed:
-        ratios = np.array([full / us for us, full in good_times(r.samples) if full is not None])
+        ratios = np.array([full / us for us, full in grouped.good_times(r.samples) if full is not None])
         if r.bench == "decode" and r.stage == "step" and r.reference == REFERENCE_METHOD and len(ratios):
             speeds[_setup(r)].append((r.batch, ratios))
     places: dict[tuple[Any, ...], list[tuple[dict[str, Any], Floats, Floats]]] = defaultdict(list)
@@ -208,7 +199,7 @@ def _setup(r: BaseRecord) -> tuple[object, ...]:
 
 def _drawn_losses(members: Sequence[Pair], cells: Cells, spread: Spread) -> tuple[int, float, Floats]:
     """Return units, mean difference to Full, and its bootstrap draws."""
-    gaps = [np.subtract(*paired_units(cells[a], cells[b])) for a, b in members]
+    gaps = [np.subtract(*grouped.paired_units(cells[a], cells[b])) for a, b in members]
     draws = []
     for (a, _), gap in zip(members, gaps, strict=True):
         # The draw depends on task and number of prompts alone, so that rivals share their prompts.

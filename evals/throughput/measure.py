@@ -34,9 +34,7 @@ _FILTERS |= dict.fromkeys(("stages", "contexts", "batches", "budgets"), "as tabl
 Choose = Callable[[SpeedCell], bool]
 
 
-def measure_speed(
-    run: RunConfig, name: str, output: Path, *, choose: Choose = lambda cell: True
-) -> list[SpeedRecord]:  # fmt: skip
+def measure_speed(run: RunConfig, name: str, output: Path, *, choose: Choose = lambda cell: True) -> list[SpeedRecord]:
     """Time a job's cells and write all its records to ``output``.
 
     Args:
@@ -86,7 +84,7 @@ def _tell(record: SpeedRecord) -> None:
     print(f"{where}: {found}", file=sys.stderr, flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the jobs asked for, print a line a record and a table at the end."""
     asked = parser().parse_args(arguments)
 
@@ -104,9 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             fresh += measure_speed(run, name, folder / f"{name}.parquet", choose=chosen)
         print(shown(speed_table(fresh)))
     except LongDecodeError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -120,4 +116,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import TokenBudgets
-from longdecode.evals.throughput.shapes import shape_names
 
 KERNELS, EQUAL_MEMORY, OWN_CHOICES = "kernels", "equal_memory", "own_choices"
 SHARED_JOBS = {KERNELS: "kernels", EQUAL_MEMORY: "equal_memory", OWN_CHOICES: "equal_memory"}
@@ -148,8 +147,6 @@ class Grid:
         typed.require_known("variant", self.hits, self.variants, "hits")
         if self.bench not in SHARED_JOBS and self.model in SHARED_JOBS:
             raise typed.wrong(f"a model cannot be named {self.model!r} here; a job has that name", "model")
-        if self.bench == KERNELS:
-            typed.require_known("shape", [self.model], shape_names(), "model")
         decoded = {"decode": self.steps, EQUAL_MEMORY: self.steps, OWN_CHOICES: self.forced_tokens}.get(self.bench, 0)
         for context in self.contexts if decoded else ():
             listed = [budget.tokens(context) or 0 for budget in self.budgets] if self.bench in SHARED_JOBS else []

@@ -167,16 +167,16 @@ def run(
 def plan(
     profile: Annotated[str, typer.Argument(help="A configuration, a profile, or a folder of configurations.")] = "demo",
 ) -> None:
-    """Print jobs, GPU hours, memory a job, disk, downloads, and missing data. Nothing runs."""
+    """Print jobs, GPU hours, memory a job, disk, downloads, what is missing or does not fit. Nothing runs."""
     from longdecode.evals.run_config import load_run_config
-    from longdecode.evals.sweep import lines
+    from longdecode.reporting.terminal import planned
     from longdecode.running import config_file
 
     folder = next((path for path in (Path(profile), REPOSITORY / "config" / profile) if path.is_dir()), None)
     found = sorted(path for path in folder.glob("*.yaml") if path.name != "sizes.yaml") if folder else ()
     if folder and not found:
         raise ConfigError(f"{folder}: no configuration (*.yaml) in this folder")
-    for line in lines([load_run_config(path) for path in found or [config_file(profile)]]):
+    for line in planned([load_run_config(path) for path in found or [config_file(profile)]]):
         console.print(line, markup=False)
 
 

@@ -143,7 +143,7 @@ class Starting:
             made = f"results/{self.profile}/identification/{self.label}/{name}_roles/roles.json"
         else:
             self._place("pg19")
-            made = f"results/{self.profile}/heads/{self.label}/{kind}/zero/heads.json"
+            made = f"results/{self.profile}/heads/{self.label}/{kind}/books/heads.json"
         hours = SIZES["training_hours"][parameter]
         self.note(f"first step: {parameter} of {self.label} for {name}, about {hours} GPU hours at 8B: {made}")
         return {"params": {parameter: made}}

@@ -35,7 +35,7 @@ from longdecode.reporting.progress import Told
 
 ROOT = Path(__file__).parents[2]
 MINIATURE = ROOT / "models" / "miniature" / "weights"
-THEIRS = ("meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen2.5-7B")
+THEIRS = ("meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-8B")
 ROLES = str(ROOT / "models" / "miniature" / "roles" / "hardkuma.json")
 PAIR = {
     "model": "m", "suite": "s", "context": 32768, "batch": 1, "n": 9, "unit": "%", "better": "higher", "budget": "1024",
@@ -116,11 +116,15 @@ def test_check_says_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_plan_prices_what_is_not_here_and_says_what_is_missing(tmp_path: Path) -> None:
-    rows = {line.split()[0]: line.split() for line in said("plan", "papers").splitlines()[2:]}
+    shown = said("plan", "papers")
+    rows = {line.split()[0]: line.split() for line in shown.splitlines()[2:]}
     jobs, hours, memory, disk, download = (float(cell.replace(",", "")) for cell in rows["papers-retro"][1:])
     assert jobs >= 10 and hours > 1 and 16 < memory < 80 and disk >= download > 16
     assert float(rows["all"][1]) == sum(float(row[1]) for name, row in rows.items() if name.startswith("papers-"))
     assert float(rows["all"][3]) == max(float(row[3]) for name, row in rows.items() if name.startswith("papers-"))
+    # 131,072 tokens of the 8B shape are 17.2 GB, page bounds of Quest a sixteenth of that, weights 16.1, the rest 2.
+    over = "decode on llama3-8b, 131,072 tokens, batch 8: quest needs 163.6 GB, NVIDIA H200 has 150.1"
+    assert f"does not fit: {over}; the largest batch that fits: 7" in shown
     own = tmp_path / "own.yaml"
     own.write_text((ROOT / "config" / "tiny.yaml").read_text().replace("models/miniature/weights", "org/unheard-of"))
     assert "missing: the size of org/unheard-of is not known" in said("plan", str(own))
@@ -329,7 +333,7 @@ def test_a_configuration_holds_what_fits_and_what_comes_first(place: Path, byte_
     with pytest.raises(ConfigError, match=r"weights\.yaml is there already, with other choices; --force"):
         said(*asked)
     (place / "data" / "ruler").mkdir(parents=True)
-    asked = ("--methods", "duo", "--suite", "ruler", "--out", "own.yaml")
+    asked = ("--methods", "duo,tokenswift,medusa", "--suite", "ruler", "--out", "own.yaml")
     with pytest.raises(ConfigError, match=r"duo: roles are learned on passkeys and .*, 7,179 tokens; .* reads 1,024"):
         said("init", "--model", byte_checkpoint, *asked)
     longer = shutil.copytree(byte_checkpoint, place / "longer")
@@ -337,7 +341,7 @@ def test_a_configuration_holds_what_fits_and_what_comes_first(place: Path, byte_
     shown = said("init", "--model", longer, *asked)
     own = load_run_config("own.yaml")
     assert "first step: roles of" in shown and "about 4 GPU hours" in shown
-    assert own.data == {"ruler": Path("data/ruler")} and len(own.suites["ruler"].tasks) == 13
+    assert own.data == {"ruler": Path("data/ruler"), "pg19": Path("hub")} and len(own.suites["ruler"].tasks) == 13
     assert f"{own.methods['duo'].params['roles']}".endswith("/duo_roles/roles.json")
     # Ten passkeys of 32 words in bytes, a quarter more, and behind the longest context the answers.
     assert own.training["duo_roles"].contexts == (4096, 5917)

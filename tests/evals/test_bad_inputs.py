@@ -39,7 +39,7 @@ VALUES: list[tuple[str, Any]] = [
     ("profile", ""), ("profile", "a/b"), ("profile", ".."), ("profile", None), ("profile", 3),
     ("profile", "a b"), ("profile", "a\nb"), ("profile", ["x"]),
     ("seed", 2**70), ("seed", -1), ("seed", 1.5), ("seed", "0"), ("seed", True), ("seed", None), ("seed", [1]),
-    ("device", "cuda:7"), ("device", "gpu"), ("device", "cuda:x"), ("device", 0), ("device", "tpu"), ("device", "cuda"),
+    ("device", "cuda:7"), ("device", "gpu"), ("device", "cuda:x"), ("device", 0), ("device", None), ("device", "cuda"),
     ("dtype", "int8"), ("dtype", 32), ("dtype", ""), ("dtype", ["float32"]),
     ("budgets", [HUGE]), ("budgets", [0]), ("budgets", [-1]), ("budgets", [1.01]), ("budgets", [float("inf")]),
     ("budgets", [float("nan")]), ("budgets", []), ("budgets", None), ("budgets", 0.5), ("budgets", {"a": 1}),
@@ -139,12 +139,8 @@ CALLED = {
 def place(tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a good configuration and checkpoint, and the odd files that cases name; it is the current one."""
     shutil.copytree(byte_checkpoint, tmp_path / "checkpoint")
-    for name, text in (
-        ("file.txt", "x"),
-        ("roles.txt", "{}"),
-        ("words.json", '{"roles": "all"}'),
-        ("broken.json", "{"),
-    ):
+    odd = {"file.txt": "x", "roles.txt": "{}", "words.json": '{"roles": "all"}', "broken.json": "{"}
+    for name, text in odd.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "loop").symlink_to("loop")
@@ -283,12 +279,13 @@ def test_damaged_checkpoints(place: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_misspelt_folder_is_not_taken_for_a_model_of_the_hub(place: Path) -> None:
-    shutil.move(place / "checkpoint", place / "miniature" / "weights")
-    good = BASE.replace("checkpoint", "miniature/weights")
-    assert good != BASE
-    run(good)
-    with pytest.raises(LongDecodeError, match="no folder minature/weights here; nearest folder: miniature/weights"):
-        run(good.replace("miniature", "minature"))
+    for good in ("miniature/weights", "models/miniature/weights"):
+        wrong = good.replace("miniature", "minature")
+        run(BASE.replace("checkpoint", shutil.copytree(place / "checkpoint", good)))
+        with pytest.raises(LongDecodeError, match=f"no folder {wrong} here; nearest folder: {good}"):
+            run(BASE.replace("checkpoint", wrong))
+    with pytest.raises(LongDecodeError, match="'minature'; nearest valid name: 'models/miniature/weights'"):
+        run(BASE.replace("checkpoint", "minature"))
 
 
 @pytest.mark.parametrize("word", ["qwen2.5-coder-1.5", "Qwen2.5-Coder-1.5B", "qwen2.5_coder_1.5b"])

@@ -14,9 +14,10 @@ import yaml
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError
+from longdecode.evals.budgets import Budget
 from longdecode.evals.plan import CLUSTER_THREADS, Plan
-from longdecode.evals.run_config import build_run_config, granted
-from longdecode.evals.sweep import prefill_seconds, step_seconds
+from longdecode.evals.run_config import build_run_config, granted, load_run_config
+from longdecode.evals.sweep import RUNTIME_GB, kept_bytes, prefill_seconds, step_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,7 +59,7 @@ def test_a_profile_has_one_run_at_a_time(snakemake: Any, write_config: Any, tmp_
     assert not (folder / "config.yaml").exists()
 
 
-def test_a_plan_is_priced_by_the_steps_and_prefills_that_were_measured() -> None:
+def test_a_plan_is_priced_by_the_steps_prefills_and_memory_that_were_measured() -> None:
     table = pd.read_csv(ROOT / "results" / "h200" / "speed.csv", low_memory=False).dropna(subset=["median_us"])
     table = table[(table["bench"] == "decode") & (table["model"] == "llama3-8b")]
     steps = table[table["stage"] == "step"].dropna(subset=["bytes_min"])
@@ -68,6 +69,19 @@ def test_a_plan_is_priced_by_the_steps_and_prefills_that_were_measured() -> None
     assert step_seconds(1e12, 0) == pytest.approx(slope * 1e12, rel=1e-3)
     total = sum(prefill_seconds(int(context), 1) for context in prefills["context"])
     assert total == pytest.approx(prefills["median_us"].sum() * 1e-6, rel=1e-3)
+    # Methods with a cache of their own are timed without the prompt beside it.
+    run, peaks = (
+        load_run_config(ROOT / "config" / "h200.yaml"),
+        steps.groupby(["variant", "context", "batch"])["peak_bytes"],
+    )
+    for name, context, batch in (
+        ("full", 524288, 1),
+        ("quest", 524288, 1),
+        ("retro", 131072, 4),
+        ("lychee", 131072, 4),
+    ):
+        needed = 16.06e9 + batch * (context * 131072 + kept_bytes(run, "llama3-8b", name, context, [Budget(4096)]))
+        assert 0.2e9 < peaks.max()[name, context, batch] - needed < 0.6e9 < RUNTIME_GB * 1e9
 
 
 def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -> None:

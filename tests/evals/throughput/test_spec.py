@@ -11,7 +11,7 @@ import pytest
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import RunConfig, build_run_config
-from longdecode.evals.throughput.spec import OPS, Grid, ThroughputSpec
+from longdecode.evals.throughput.spec import OPS, ThroughputSpec
 
 ROOT = Path(__file__).parents[3]
 KERNELS = {"bench": "kernels", "model": "qwen3-8b", "contexts": [1024], "batches": [1, 4], "budgets": [64, 0.1]}
@@ -56,18 +56,14 @@ def test_a_job_has_the_grids_of_its_model_or_kind() -> None:
     assert [len(spec.grids_of(job)) for job in spec.jobs] == [1, 1, 1, 1, 1]
     assert spec.variants_of("llama3-8b") == ("full", "quest") and spec.models_of("own_choices") == ("mine",)
     assert spec.variants_of("kernels") == () == spec.models_of("kernels")
-
-
-@pytest.mark.parametrize(
-    ("grids", "jobs"), [((EQUAL,), ("equal_memory",)), ((EQUAL, STEPS), ("kernels", "mine", "equal_memory")), ((), ())]
-)
-def test_floors_of_a_model_bring_the_kernels_job(grids: tuple[dict[str, Any], ...], jobs: tuple[str, ...]) -> None:
-    assert spec_of(*grids).jobs == jobs
-
-
-def test_absent_means_no_throughput_tests() -> None:
-    assert build_run_config(VALUES, "c").throughput.jobs == ()
-    assert build_run_config(VALUES | {"throughput": None}, "c").throughput.jobs == ()
+    # Floors of a model bring the kernels' job.
+    assert spec_of(EQUAL).jobs == ("equal_memory",) and spec_of(EQUAL, STEPS).jobs == (
+        "kernels",
+        "mine",
+        "equal_memory",
+    )
+    for absent in ({}, {"throughput": None}, {"throughput": []}):
+        assert build_run_config(VALUES | absent, "c").throughput.jobs == ()
 
 
 def test_times_do_not_depend_on_where_data_lies() -> None:
@@ -87,13 +83,13 @@ def test_times_do_not_depend_on_where_data_lies() -> None:
         (KERNELS | {"bench": "kernel"}, "bench", "'kernels'"),
         (KERNELS | {"ops": ["topk_selec"]}, "ops", "'topk_select'"),
         (KERNELS | {"model": "llama3-8"}, "model", "'llama3-8b'"),
-        (KERNELS | {"contexts": [8]}, "contexts", "8"),
         (KERNELS | {"budgets": [0]}, "budgets", "0;"),
         (KERNELS | {"ops": ["hybrid_attention"]}, "full_heads", "hybrid_attention is timed at its sizes"),
         (KERNELS | {"steps": 3}, "steps", "is no key of bench kernels"),
         (KERNELS | {"rows": [1]}, "rows", "1"),
         (STEPS | {"variants": ["qest"]}, "variants", "'quest'"),
         (STEPS | {"model": "miine"}, "model", "'mine'"),
+        (STEPS | {"model": "miniature"}, "model", "nearest valid name: 'mine'"),
         (STEPS | {"model": "kernels"}, "model", "a job has that name"),
         (STEPS | {"step": 1}, "step", "'steps'"),
         (STEPS | {"rounds": 1}, "rounds", "1"),
@@ -115,13 +111,3 @@ def test_wrong_values_are_refused(grid: dict[str, Any], key: str, says: str) -> 
         spec_of(grid)
     assert str(caught.value).startswith("my.yaml: throughput") and says in str(caught.value)
     assert key in str(caught.value)
-
-
-def test_the_form_of_earlier_versions_is_refused_with_what_to_write() -> None:
-    with pytest.raises(ConfigError, match="a list of grids is needed"):
-        build_run_config(VALUES | {"throughput": {"decode": {}}}, "c")
-
-
-def test_a_grid_has_few_keys() -> None:
-    """At most 25 keys for all that is timed: whoever adds one says which one goes."""
-    assert len(Grid.__dataclass_fields__) <= 25
