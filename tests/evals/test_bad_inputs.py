@@ -61,7 +61,7 @@ VALUES: list[tuple[str, Any]] = [
     ("methods/quest/params", [1]),
     ("methods/quest/params", 5), ("methods/full/budgets", [0.5]), ("methods/quest/budgets", [HUGE]),
     ("methods/quest/suites", ["mini_book"]), ("methods/quest/suites", "all"), ("methods/quest/by_model", {"other": {}}),
-    ("methods/quest/by_model", ["tiny"]),
+    ("methods/quest/by_model", ["tiny"]), ("methods/quest/models", ["other"]), ("models/tiny", {"revision": "x"}),
     ("methods/lychee/params", {"roles": "roles.txt"}), ("methods/lychee/params", {"roles": "missing.json"}),
     ("methods/lychee/params", {"roles": "words.json"}), ("methods/lychee/params", {"roles": "broken.json"}),
     ("methods/lychee/params", {"roles": "folder.json"}),

@@ -219,7 +219,6 @@ def test_the_command_line_is_lm_evals(
         ({"method": "quest", "budget": 64, "page_sise": 8}, "page_size"),
         ({"method": "quest"}, "budget"),
         ({"method": "full", "budget": 64}, "takes no budget"),
-        ({"method": "qest", "budget": 64}, "'quest'"),
         ({"batch_size": "auto"}, "batch_size: is 'auto'; .*integer"),
         ({"budget": 0.5, "method": "quest"}, "budget: is 0.5"),
         ({"metod": "quest"}, "model_args: unknown option 'metod'; nearest valid name: 'method'"),
