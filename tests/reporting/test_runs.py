@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from longdecode.reporting import tasks, wording
+from longdecode.reporting import tasks, terminal, wording
 from longdecode.reporting.build import build, build_all
 from longdecode.reporting.runs import ReportError, middle, read_run
 from site_pages import Maker, parsed
@@ -78,6 +78,12 @@ def test_a_small_run_has_a_site_of_its_own(small: Path, tmp_path: Path) -> None:
     (index.parent / "method-gone.html").write_text("")
     build(small, tmp_path / "out")
     assert not (index.parent / "method-gone.html").exists()
+
+
+def test_a_run_whose_tasks_full_attention_fails_says_so(folder: Maker) -> None:
+    failed = {"a": "quest", "status": "baseline_fails", "verdict": None}
+    assert "full attention itself can do no task here" in terminal.answer(folder([failed], [], []))
+    assert "within the margin of Full" in terminal.answer(folder([failed, {"a": "quest"}], [], []))
 
 
 def test_times_alone_make_a_site(folder: Maker, tmp_path: Path) -> None:
