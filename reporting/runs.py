@@ -69,7 +69,8 @@ class Run:
         method, budgets = named[variant][0], (self.config.get("methods", {}).get(variant) or {}).get("budgets") or []
         if variant == method or not budgets or named[variant] != named.get(method):
             return ""
-        shown = ", ".join(wording.budget(str(budget)).removesuffix(" of the context") for budget in budgets)
+        texts = (f"bytes={given['bytes']}" if isinstance(given, dict) else str(given) for given in budgets)
+        shown = ", ".join(wording.budget(text).removesuffix(" of the context") for text in texts)
         return f"{wording.method_title(method)} at {shown}"
 
     @cached_property
