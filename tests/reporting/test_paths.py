@@ -11,7 +11,7 @@ from site_pages import Parsed
 ROADS = {
     "which method at 32K, and how much faster": (r"32K tokens, batch 8; NVIDIA H\d+ Cannot tell.*?\d\.\d\d×", []),
     "is quality kept, on what": (r"Lost against Full.*Look-ups.*points.*\[", []),
-    "does 2.7 times come out": (r"LycheeDecode Speed over full attention.*?2\.7×.*?1\.70×.*?not", []),
+    "does 2.7 times come out": (r"LycheeDecode Speed over full attention.*?2\.7×.*?1\.55×.*?not", []),
     "does 5.04 times come out": (r"NOSA Decode throughput over full attention.*?5\.04×.*?3\.95×.*?partly", []),
     "does +21.9 % come out": (r"RetroAttention Accuracy over .*Accuracy over Quest's, relative, at best.*?21\.9", []),
     "does 3 times over 100K tokens come out": (r"TokenSwift.*?3\.13×.*?1\.55×", []),
