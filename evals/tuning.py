@@ -10,9 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from longdecode.engine.config_reader import read_config, resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.evals import provenance
 from longdecode.evals.budgets import Budget
 from longdecode.evals.evaluate import evaluate_suite
@@ -22,9 +24,8 @@ from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig
 from longdecode.evals.specs import TUNING_SUITE, MethodSpec, SuiteSpec, TuningSpec
 from longdecode.evals.store import read_records, replacing
 from longdecode.evals.tasks.registry import suite_tasks
-from longdecode.methods.budgeted import build_params
 from longdecode.methods.card import Card
-from longdecode.methods.registry import get_method
+from longdecode.methods.conformance_bench import make_bench
 
 LAYERS = 8
 """Layers that are tried first where a knob is a layer, evenly spaced over the depth; then the best one's neighbours."""
@@ -149,8 +150,11 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
             ran = [trial for trial in trials if trial.value is not None]
             if not ran:
                 raise ConfigError(f"tuning {spec.method} on {model}: no setting ran, {trials[0].status!r}")
-            if len({trial.value for trial in ran}) > 1 or best not in [trial.setting for trial in ran]:
-                best = max(ran, key=lambda trial: (trial.value or 0.0, -sum(trial.setting.values()))).setting
+            top = max(ran, key=lambda trial: (trial.value or 0.0, -sum(trial.setting.values())))
+            now = next((trial.value for trial in ran if trial.setting == best), None)
+            # Beyond a grid a tie moves nothing: the choice would walk to an end that no score asks for.
+            if now != top.value or (wanted is values and len({trial.value for trial in ran}) > 1):
+                best = top.setting
             possible = range(first_layers[name], layers) if name in first_layers else None
             told = [trial.setting[name] for trial in trials]
             wanted = wider(best[name], told, possible) if tried and best[name] in told else []
@@ -159,10 +163,10 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
 
 
 def accepts(method: str, params: Mapping[str, Any]) -> bool:
-    """Return whether a method takes these parameters: a value beyond a grid may lie beyond what it can do."""
+    """Return whether a method takes these parameters, and the gate can check them: beyond a grid it may be neither."""
     try:
-        build_params(method, get_method(method).Params, params)
-    except ConfigError:
+        make_bench(method, "cpu", params, dtype=torch.float32, seed=0)
+    except (ConfigError, UnsupportedCellError):
         return False
     return True
 
@@ -176,8 +180,5 @@ def _trial(setting: dict[str, Any], records: Sequence[Record], kept: set[str]) -
 
 
 def _by_task(records: Sequence[Record]) -> dict[str, float]:
-    scores: dict[str, list[float]] = {}
-    for record in records:
-        if record.score is not None:
-            scores.setdefault(record.task, []).append(record.score)
-    return {task: round(fmean(found), 6) for task, found in sorted(scores.items())}
+    scored = [(record.task, record.score) for record in records if record.score is not None]
+    return {name: round(fmean(score for task, score in scored if task == name), 6) for name in sorted(dict(scored))}
