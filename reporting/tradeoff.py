@@ -138,6 +138,11 @@ def tradeoff(unit: str) -> Spec:
     return finished(alt.layer(band, words, one, one_words, steps, spread, lines, ring, marks, names), 430)
 
 
+def _short(title: str) -> str:
+    """Return a title as a label beside a mark, where the full one finds no room."""
+    return title.removeprefix("Full attention, ").removesuffix(" (KIVI)")
+
+
 def tradeoff_view(rows: pd.DataFrame, chosen: Choice) -> Spec:
     """Return the data sets of one view of the trade-off: rows of one run, model, context, batch and task."""
     unit = loss_unit(rows.unit.iloc[0])
@@ -175,7 +180,7 @@ def tradeoff_view(rows: pd.DataFrame, chosen: Choice) -> Spec:
     for size in looks.SIZES:
         canvas = looks.Canvas(size, x, domain, [*paths.values(), [(1, 0)]])
         found = [("Full", "reference", canvas.place("Full", [(1, 0)]))]
-        found += [(title, families[title], canvas.place(title, paths[title][::-1])) for title in order]
+        found += [(title, families[title], canvas.place(_short(title), paths[title][::-1])) for title in order]
         placed[size] = [{"title": title, "family": family, **place} for title, family, place in found if place]
     words = f"within {wording.number(margin, 'points') if unit == 'points' else margin} {unit}".replace(".0 ", " ")
     return {
