@@ -65,13 +65,13 @@ class Run:
         return {v: title if taken.count(title) == 1 else f"{title} ({v})" for v, title in found.items()}
 
     def _at_budgets(self, variant: str, named: dict[str, tuple[str, str]]) -> str:
-        """Return the title of a variant that has its method's own knobs and other budgets; empty of any other."""
+        """Return the title of a variant that has its method's own knobs and another budget; empty of any other."""
         method, budgets = named[variant][0], (self.config.get("methods", {}).get(variant) or {}).get("budgets") or []
-        if variant == method or not budgets or named[variant] != named.get(method):
+        if variant == method or len(budgets) != 1 or named[variant] != named.get(method):
             return ""
-        texts = (f"bytes={given['bytes']}" if isinstance(given, dict) else str(given) for given in budgets)
-        shown = ", ".join(wording.budget(text).removesuffix(" of the context") for text in texts)
-        return f"{wording.method_title(method)} at {shown}"
+        (given,) = budgets
+        text = f"bytes={given['bytes']}" if isinstance(given, dict) else str(given)
+        return f"{wording.method_title(method)} at {wording.budget(text).removesuffix(' of the context')}"
 
     @cached_property
     def methods(self) -> dict[str, str]:
