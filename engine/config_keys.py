@@ -8,7 +8,7 @@ from typing import Any
 
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
 
-SUPPORTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_FAMILIES = ("llama", "minicpm", "mistral", "qwen2", "qwen3")
 FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
 _READ = frozenset(
     (
@@ -18,6 +18,15 @@ _READ = frozenset(
     )
 )  # fmt: skip
 """Keys that the engine reads or checks by themselves."""
+_OF_FAMILY = {
+    "minicpm": frozenset(("scale_emb", "scale_depth", "dim_model_base", "mup_denominator", "sparse_config", "auto_map"))
+}
+"""Further keys that a family may have.
+
+MiniCPM's ``mup_denominator`` is for draft heads. ``sparse_config`` asks for InfLLM-V2's attention above a length: that
+is a method here, and the checkpoint itself runs with full attention. The code that ``auto_map`` names is never run;
+its arithmetic is implemented.
+"""
 _NO_ARITHMETIC = frozenset(
     (
         # who wrote the file, and in which dtype it is stored
@@ -76,9 +85,8 @@ def refuse_unimplemented(raw: Mapping[str, Any], family: str, source: str) -> No
     for key in FLAGS:
         if not isinstance(raw.get(key), bool | None):
             raise CheckpointError(f"{source}: {key} is {shown(raw[key])}, expected true or false")
-    reasons = [
-        f"{key} = {shown(raw[key])} ({_REASONS.get(key, _UNKNOWN)})" for key in raw if _is_foreign(key, raw[key])
-    ]
+    foreign = [key for key in raw if _is_foreign(key, raw[key], family)]
+    reasons = [f"{key} = {shown(raw[key])} ({_REASONS.get(key, _UNKNOWN)})" for key in foreign]
     if isinstance(quantized := raw.get("quantization_config"), Mapping) and "quant_method" in quantized:
         reasons.insert(0, f"quantized weights ({shown(quantized['quant_method'])})")
     reasons += [f"{key} = True ({_REASONS[key]})" for key in ("use_sliding_window", "mlp_bias") if raw.get(key)]
@@ -89,10 +97,11 @@ def refuse_unimplemented(raw: Mapping[str, Any], family: str, source: str) -> No
         raise UnsupportedFamilyError(f"{source}: family {family!r} with " + "; and ".join(reasons))
 
 
-def _is_foreign(key: str, value: Any) -> bool:
+def _is_foreign(key: str, value: Any, family: str) -> bool:
     if key in _ONLY:
         return value not in _ONLY[key]
-    return not (key in _READ or key in _NO_ARITHMETIC or _DROPOUT.search(key) or _is_off(key, value))
+    known = _READ | _OF_FAMILY.get(family, frozenset())
+    return not (key in known or key in _NO_ARITHMETIC or _DROPOUT.search(key) or _is_off(key, value))
 
 
 def _is_off(key: str, value: Any) -> bool:
@@ -117,7 +126,7 @@ def _windows(raw: Mapping[str, Any], family: str, source: str) -> list[str]:
         layers = raw.get("num_hidden_layers")
         raise CheckpointError(f"{source}: layer_types has {len(types)} entries, num_hidden_layers is {shown(layers)}")
     switch = raw.get("use_sliding_window")
-    is_off = {"mistral": False, "llama": switch is False}.get(family, not switch)
+    is_off = {"mistral": False, "qwen2": not switch, "qwen3": not switch}.get(family, switch is False)
     window = raw.get("sliding_window", 4096 if family == "mistral" else None)
     if window is not None and not is_off and not switch:
         absent = "" if "sliding_window" in raw else ": transformers' value where the key is absent; null means none"

@@ -42,6 +42,7 @@ _ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "mscale_all_dim", "truncate",
         ),
     ),
+    "longrope": (("short_factor", "long_factor", "original_max_position_embeddings"), ("factor", "attention_factor")),
 }  # fmt: skip
 """Keys that each kind of rotary embedding needs, and those that it may have."""
 _ABSENT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
@@ -176,28 +177,45 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
     if head_dim % 2:
         raise CheckpointError(f"{source}: head_dim {head_dim} is odd, rotary embeddings need pairs")
     trained = _positive_int(raw, "max_position_embeddings", source)
-    rope = _rope_parameters(raw, trained, source)
+    rope = _rope_parameters(raw, trained, head_dim, source)
     attention_bias = bool(raw.get("attention_bias"))
+    layers = _positive_int(raw, "num_hidden_layers", source)
+    is_scaled = family == "minicpm"
+    scales = _scales(raw, hidden, layers, source) if is_scaled else (1.0, 1.0, 1.0)
+    is_tied = bool(raw.get("tie_word_embeddings", is_scaled))
     return ModelConfig(
         family=family,
         vocab_size=_positive_int(raw, "vocab_size", source),
         hidden_size=hidden,
         intermediate_size=_positive_int(raw, "intermediate_size", source),
-        num_layers=_positive_int(raw, "num_hidden_layers", source),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=_max_positions(trained, rope, source),
         rms_norm_eps=_positive(raw, "rms_norm_eps", source, 1e-6),
-        tie_embeddings=bool(raw.get("tie_word_embeddings")),
+        tie_embeddings=is_tied and not is_scaled,
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=family != "qwen2" and attention_bias,
         qk_norm=family == "qwen3",
         rope=rope,
+        embedding_scale=scales[0],
+        residual_scale=scales[1],
+        logit_scale=scales[2],
+        copies_embedding=is_tied and is_scaled,
     )
 
 
-def _rope_parameters(raw: Mapping[str, Any], trained: int, source: str) -> dict[str, Any]:
+def _scales(raw: Mapping[str, Any], hidden: int, layers: int, source: str) -> tuple[float, float, float]:
+    """MiniCPM's factors on the embedding, on what each half of a layer adds to the residual, and on the logits.
+
+    Source: MiniCPM's modeling_minicpm.py; with its names, Granite's arithmetic in transformers.
+    """
+    embedding, depth = _positive(raw, "scale_emb", source), _positive(raw, "scale_depth", source)
+    return embedding, depth / math.sqrt(layers), _positive(raw, "dim_model_base", source) / hidden
+
+
+def _rope_parameters(raw: Mapping[str, Any], trained: int, head_dim: int, source: str) -> dict[str, Any]:
     """Normalize both notations: ``rope_parameters`` (one dict) and ``rope_theta`` beside ``rope_scaling``."""
     rope = _one_rope(raw, source)
     rope_type = rope.pop("type", "default")
@@ -217,12 +235,17 @@ def _rope_parameters(raw: Mapping[str, Any], trained: int, source: str) -> dict[
         )
     rope["rope_type"] = rope_type
     rope.setdefault("rope_theta", 10_000.0)
-    if rope_type != "default":
+    if "original_max_position_embeddings" in optional:
         rope.setdefault("original_max_position_embeddings", trained)
     if missing := [key for key in needed if key not in rope]:
         raise CheckpointError(f"{source}: rotary embedding {rope_type!r} lacks {', '.join(missing)}")
-    for key in rope.keys() - {"rope_type", "truncate"}:
+    for key in rope.keys() - {"rope_type", "truncate", "short_factor", "long_factor"}:
         _positive(rope, key, f"{source}: rotary embedding")
+    for key in ("short_factor", "long_factor") if rope_type == "longrope" else ():
+        if not isinstance(rope[key], list) or len(rope[key]) != head_dim // 2:
+            raise CheckpointError(f"{source}: {key} is {shown(rope[key])}, expected a list of {head_dim // 2} numbers")
+        for place in range(head_dim // 2):
+            _positive({f"{key}[{place}]": rope[key][place]}, f"{key}[{place}]", f"{source}: rotary embedding")
     if not isinstance(rope.get("truncate", True), bool):
         raise CheckpointError(f"{source}: rotary embedding: truncate is {shown(rope['truncate'])}, not true or false")
     return rope

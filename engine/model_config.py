@@ -12,7 +12,8 @@ class ModelConfig:
     """Shape and conventions of one decoder-only model.
 
     ``rope`` keeps the checkpoint's rotary parameters as written (``rope_type``, ``rope_theta``, ...); the frequencies
-    are computed from it by ``engine.rope``.
+    are computed from it by ``engine.rope``. The scales are MiniCPM's: loading multiplies them into the weights, so that
+    no decoder, kernel or method knows of them.
     """
 
     family: str
@@ -30,6 +31,11 @@ class ModelConfig:
     o_bias: bool = False
     qk_norm: bool = False
     rope: Mapping[str, Any] = field(default_factory=dict)
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    copies_embedding: bool = False
+    """The LM head is the embedding under another scale: one tensor in the file, two matrices in memory."""
     importance_file: str = field(default="", compare=False)
     """File of the checkpoint's importance heads, empty where it has none."""
 

@@ -13,7 +13,11 @@ def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
     The default variant is computed here, so that models which need no other do not pay for importing transformers.
 
-    Source: Su et al. 2021 (RoFormer), section 3.2; llama3 and yarn: transformers' ``ROPE_INIT_FUNCTIONS``.
+    LongRoPE has factors for short and for long texts. One set serves every length, since a cached key keeps its
+    rotation: the long one where ``max_position_embeddings`` exceeds ``original_max_position_embeddings``, as in vLLM.
+    (Transformers takes the short one for as long as a sequence is within the original length.)
+
+    Source: Su et al. 2021 (RoFormer), section 3.2; the others: transformers' ``ROPE_INIT_FUNCTIONS``.
     """
     rope_type = config.rope.get("rope_type", "default")
     if rope_type == "default":
@@ -23,14 +27,17 @@ def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    rope = dict(config.rope)
+    if rope_type == "longrope":  # transformers' own default, but without its warning
+        rope.setdefault("factor", max(1.0, config.max_positions / rope["original_max_position_embeddings"]))
     reference = LlamaConfig(
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_heads,
         head_dim=config.head_dim,
         max_position_embeddings=config.max_positions,
-        rope_parameters=dict(config.rope),
+        rope_parameters=rope,
     )
-    frequencies, factor = ROPE_INIT_FUNCTIONS[rope_type](reference, torch.device("cpu"))
+    frequencies, factor = ROPE_INIT_FUNCTIONS[rope_type](reference, torch.device("cpu"), config.max_positions)
     return frequencies.to(torch.float32), float(factor)
 
 

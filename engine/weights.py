@@ -164,6 +164,7 @@ class _Reader:
         self.folder = folder
         self.device = device
         self.dtype = dtype
+        self.scales: dict[str, float] = {}
         self.handles: dict[str, Any] = {}
         self.places: dict[str, Path] = {}
         for file in _weight_files(folder):
@@ -198,7 +199,9 @@ class _Reader:
         return tensor
 
     def placed(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor on the device; one that holds NaN or inf there would index and score at random."""
+        """The tensor on the device, scaled in float32; one with NaN or inf there would index and score at random."""
+        if (scale := self.scales.get(name.split(".")[-2], 1.0)) != 1.0:
+            tensor = tensor.to(self.device, torch.promote_types(self.dtype, torch.float32)) * scale
         moved = tensor.to(self.device, self.dtype)
         if not bool(torch.isfinite(moved).all()):
             raise CheckpointError(f"{self.folder}: {name} holds NaN or inf as {self.dtype}, so no number may be shown")
@@ -221,6 +224,16 @@ class _Reader:
             )
         self.unread.discard(name)
 
+    def add_view(self, name: str, source: str, part: slice) -> None:
+        """Let a name stand for rows of a stored tensor.
+
+        Raises:
+            CheckpointError: there is no such tensor.
+        """
+        if source not in self.handles:
+            raise CheckpointError(f"{self.folder} has no tensor {source!r}")
+        self.handles[name], self.places[name] = _View(self.handles[source], source, part), self.places[source]
+
     def _refuse_wrong_index(self) -> None:
         """An index that names another file than the one a tensor lies in was written for other weights.
 
@@ -242,6 +255,35 @@ class _Reader:
             raise CheckpointError(f"{self.folder}: {len(names)} tensors fit no part of the model: {names[:5]}")
 
 
+class _View:
+    """Rows of a stored tensor under another name; reads like a file of safetensors and like one of its slices."""
+
+    def __init__(self, handle: Any, source: str, part: slice):
+        self.stored = handle.get_slice(source)
+        self.rows = range(self.stored.get_shape()[0])[part]
+
+    def get_slice(self, _: str) -> _View:
+        """Itself: whichever name it is asked for."""
+        return self
+
+    def get_tensor(self, _: str) -> Tensor:
+        """All its rows."""
+        return self[:]
+
+    def get_shape(self) -> list[int]:
+        """Its own shape."""
+        return [len(self.rows), *self.stored.get_shape()[1:]]
+
+    def get_dtype(self) -> str:
+        """The name of the dtype in the file."""
+        return str(self.stored.get_dtype())
+
+    def __getitem__(self, part: slice) -> Tensor:
+        rows = self.rows[part]
+        tensor: Tensor = self.stored[rows.start : rows.stop]
+        return tensor
+
+
 class _HeaderReader(_Reader):
     """Names, shapes and dtypes alone."""
 
@@ -258,9 +300,15 @@ class _HeaderReader(_Reader):
 
 def _read_weights(config: ModelConfig, read: _Reader) -> DecoderWeights:
     hidden, vocab = config.hidden_size, config.vocab_size
+    read.scales = {
+        "embed_tokens": config.embedding_scale, "lm_head": config.logit_scale,
+        "o_proj": config.residual_scale, "down_proj": config.residual_scale,
+    }  # fmt: skip
     embedding = read("model.embed_tokens.weight", vocab, hidden)
-    if config.tie_embeddings:
+    if config.tie_embeddings or config.copies_embedding:
         read.refuse_untied("lm_head.weight", "model.embed_tokens.weight")
+    if config.copies_embedding:
+        read.add_view("lm_head.weight", "model.embed_tokens.weight", slice(None))
     return DecoderWeights(
         embedding=embedding,
         layers=[_read_layer(config, read, f"model.layers.{index}.") for index in range(config.num_layers)],

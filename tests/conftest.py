@@ -15,6 +15,8 @@ import pytest
 import torch
 import yaml
 
+from published_configs import as_transformers
+
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported, which must not have happened yet.
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -118,8 +120,8 @@ def _write_tiny(name: str, folder: Path) -> Path:
     """Save a model whose every parameter is random: norms and biases too, which fresh models leave at one and zero."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = dict(TINY["models"][name])
-    config = AutoConfig.for_model(shape.pop("family"), **TINY["common"] | shape)
+    raw = TINY["common"] | TINY["models"][name]
+    config = AutoConfig.for_model(**as_transformers(raw))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
@@ -128,6 +130,8 @@ def _write_tiny(name: str, folder: Path) -> Path:
             scale = 0.3 if is_norm or parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5
             parameter.normal_(1.0 if is_norm else 0.0, scale, generator=generator)
     model.save_pretrained(folder, max_shard_size="60KB" if name == "qwen2" else "1GB")
+    if raw["model_type"] == "minicpm":
+        (folder / "config.json").write_text(json.dumps(raw))
     return folder
 
 
@@ -172,9 +176,11 @@ def reference_model() -> Callable[[Path], Any]:
     """Loader of transformers' own model of a checkpoint folder, float32 on the CPU."""
 
     def load(folder: Path) -> Any:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        config = AutoConfig.for_model(**as_transformers(json.loads((folder / "config.json").read_text())))
+        options = {"config": config, "dtype": torch.float32, "attn_implementation": "eager"}
+        return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
 
     return load
 

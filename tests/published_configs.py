@@ -16,6 +16,18 @@ def _whole(changes: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in (base | changes).items() if key not in without}
 
 
+def as_transformers(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a config under names of transformers, which has no MiniCPM but its arithmetic: Granite's."""
+    if raw["model_type"] != "minicpm":
+        return raw
+    return raw | {
+        "model_type": "granite", "embedding_multiplier": raw["scale_emb"],
+        "residual_multiplier": raw["scale_depth"] / raw["num_hidden_layers"] ** 0.5,
+        "logits_scaling": raw["hidden_size"] / raw["dim_model_base"],
+        "attention_multiplier": (raw["hidden_size"] / raw["num_attention_heads"]) ** -0.5,
+    }  # fmt: skip
+
+
 RUNNABLE: dict[str, dict[str, Any]] = {}
 """Checkpoints that run, by name."""
 for _name, _changes in _WRITTEN["runnable"].items():

@@ -16,7 +16,7 @@ from longdecode.engine.config_reader import read_config
 from longdecode.engine.rope import RopeTable
 from longdecode.engine.weights import load_decoder
 
-MODELS = ("llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3", "mistral")
+MODELS = ("llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3", "mistral", "minicpm", "minicpm_tied")
 # Of the logits' own spread; over a hundred random models the largest difference seen was 6e-6.
 RELATIVE_TOLERANCE = 5e-5
 DECODE_STEPS = 8
@@ -121,7 +121,7 @@ def test_half_precision_stays_near_float32(
         assert (ours - theirs).square().mean().sqrt().item() <= relative_tolerance * theirs.std().item()
 
 
-@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2_yarn", "qwen3"])
+@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2_yarn", "qwen3", "minicpm", "minicpm_tied"])
 def test_tables_equal_transformers(name: str, tiny_checkpoint: Callable, reference_model: Callable) -> None:
     folder: Path = tiny_checkpoint(name)
     model: Any = reference_model(folder)

@@ -45,7 +45,7 @@ def test_a_ragged_batch_equals_single_runs(
     assert [c.decode_steps for c in together] == [max(0, r.continuation_tokens - 1) for r in requests]
 
 
-@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3", "mistral"])
+@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3", "mistral", "minicpm_tied"])
 def test_forced_logprobs_equal_transformers(
     name: str, dense: Callable, tiny_checkpoint: Callable, reference_model: Callable, random_ids: Callable
 ) -> None:

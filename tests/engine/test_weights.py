@@ -114,7 +114,7 @@ def test_random_decoders_repeat_by_seed(seed: int) -> None:
     assert first.layers[0].qkv.shape == (64, 16) and first.layers[0].gate_up.shape == (48, 16)
 
 
-@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen3", "minicpm", "minicpm_tied"])
 def test_a_step_reads_every_matrix_once(
     name: str, tiny_checkpoint: Callable[[str], Path], reference_model: Callable[[Path], torch.nn.Module]
 ) -> None:
