@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from longdecode.engine.config_reader import parse_config, read_config, resolve_checkpoint
+from longdecode.engine.config_reader import parse_config, resolve_checkpoint
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
 from published_configs import MISTRAL, REFUSED, RUNNABLE, as_transformers
 
@@ -97,14 +97,6 @@ def test_what_the_engine_lacks_or_may_compute_otherwise_is_named(changes: dict[s
 def test_contradictions_and_what_cannot_be_told_are_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
         parse_config(changed(**changes), "config.json")
-
-
-def test_a_folder_without_a_readable_config(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
-        read_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="not valid JSON"):
-        read_config(tmp_path)
 
 
 def test_a_name_that_is_nothing(tmp_path: Path) -> None:
