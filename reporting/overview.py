@@ -260,7 +260,7 @@ def _pick_finding(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str
     speed = f"{variant} decodes {wording.times(row.speed)} times as fast as Full"
     if found.state == "proven":
         return {
-            "head": f"{row.title} is fastest without a loss.",
+            "head": f"{row.title} is the fastest within the margin.",
             "text": f"{where}: {speed} and stays within the margin on every task.",
         }
     low, high = found.prompts
