@@ -8,7 +8,7 @@ from typing import Any
 
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
 
-SUPPORTED_FAMILIES = ("llama", "minicpm", "mistral", "qwen2", "qwen3")
+SUPPORTED_FAMILIES = ("llama", "minicpm", "mistral", "phi3", "qwen2", "qwen3")
 FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
 _READ = frozenset(
     (
@@ -90,7 +90,7 @@ def refuse_unimplemented(raw: Mapping[str, Any], family: str, source: str) -> No
     if isinstance(quantized := raw.get("quantization_config"), Mapping) and "quant_method" in quantized:
         reasons.insert(0, f"quantized weights ({shown(quantized['quant_method'])})")
     reasons += [f"{key} = True ({_REASONS[key]})" for key in ("use_sliding_window", "mlp_bias") if raw.get(key)]
-    if family == "mistral" and raw.get("attention_bias"):
+    if family in ("mistral", "phi3") and raw.get("attention_bias"):
         reasons.append("attention_bias = True (biases in the attention; supported in this family: none)")
     reasons += _windows(raw, family, source)
     if reasons:
@@ -114,7 +114,11 @@ def _is_off(key: str, value: Any) -> bool:
 
 
 def _windows(raw: Mapping[str, Any], family: str, source: str) -> list[str]:
-    """Reasons to refuse windows; Qwen has none unless ``use_sliding_window`` is true, Mistral unless null says so."""
+    """Reasons to refuse windows.
+
+    Qwen has none unless ``use_sliding_window`` is true. Mistral has one unless null says so; Phi has the one that is
+    given, whatever the switch says.
+    """
     reasons = []
     types = raw.get("layer_types")
     if not isinstance(types, list | None):
@@ -126,7 +130,7 @@ def _windows(raw: Mapping[str, Any], family: str, source: str) -> list[str]:
         layers = raw.get("num_hidden_layers")
         raise CheckpointError(f"{source}: layer_types has {len(types)} entries, num_hidden_layers is {shown(layers)}")
     switch = raw.get("use_sliding_window")
-    is_off = {"mistral": False, "qwen2": not switch, "qwen3": not switch}.get(family, switch is False)
+    is_off = {"mistral": False, "phi3": False, "qwen2": not switch, "qwen3": not switch}.get(family, switch is False)
     window = raw.get("sliding_window", 4096 if family == "mistral" else None)
     if window is not None and not is_off and not switch:
         absent = "" if "sliding_window" in raw else ": transformers' value where the key is absent; null means none"

@@ -193,7 +193,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=_max_positions(trained, rope, source),
-        rms_norm_eps=_positive(raw, "rms_norm_eps", source, 1e-6),
+        rms_norm_eps=_positive(raw, "rms_norm_eps", source, 1e-5 if family == "phi3" else 1e-6),
         tie_embeddings=is_tied and not is_scaled,
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=family != "qwen2" and attention_bias,

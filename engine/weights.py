@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,9 @@ class _Reader:
             raise CheckpointError(f"{self.folder} has no tensor {name!r}")
         tensor = self.read(name)
         if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"{self.folder}: {name} is {list(tensor.shape)}, config.json implies {list(shape)}")
+            held = self.handles[name]
+            stored = f"{name}, of {held.source}," if isinstance(held, _View) else name
+            raise CheckpointError(f"{self.folder}: {stored} is {list(tensor.shape)}, config.json implies {list(shape)}")
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise CheckpointError(f"{self.folder}: {name} is {tensor.dtype}; supported: bfloat16, float16, float32")
         self.unread.discard(name)
@@ -225,14 +227,29 @@ class _Reader:
         self.unread.discard(name)
 
     def add_view(self, name: str, source: str, part: slice) -> None:
-        """Let a name stand for rows of a stored tensor.
+        """Let a name stand for rows of a stored tensor."""
+        self.handles[name], self.places[name] = _View(self.handles[source], source, part), self.places[source]
+
+    def split(self, source: str, parts: Mapping[str, int]) -> None:
+        """Let names stand for the parts of a stored tensor that holds several projections.
+
+        Args:
+            source: name in the file.
+            parts: of each name, in the order of the rows, how many shares of the rows it has.
 
         Raises:
-            CheckpointError: there is no such tensor.
+            CheckpointError: there is no such tensor, or its rows do not divide into so many shares.
         """
         if source not in self.handles:
             raise CheckpointError(f"{self.folder} has no tensor {source!r}")
-        self.handles[name], self.places[name] = _View(self.handles[source], source, part), self.places[source]
+        shape, shares, start = self.handles[source].get_slice(source).get_shape(), sum(parts.values()), 0
+        if not shape or shape[0] % shares:
+            raise CheckpointError(f"{self.folder}: {source} is {shape}; its rows do not divide into {shares} parts")
+        for name, count in parts.items():
+            stop = start + shape[0] // shares * count
+            self.add_view(name, source, slice(start, stop))
+            start = stop
+        self.unread.discard(source)
 
     def _refuse_wrong_index(self) -> None:
         """An index that names another file than the one a tensor lies in was written for other weights.
@@ -259,6 +276,7 @@ class _View:
     """Rows of a stored tensor under another name; reads like a file of safetensors and like one of its slices."""
 
     def __init__(self, handle: Any, source: str, part: slice):
+        self.source = source
         self.stored = handle.get_slice(source)
         self.rows = range(self.stored.get_shape()[0])[part]
 
@@ -321,6 +339,12 @@ def _read_layer(config: ModelConfig, read: _Reader, prefix: str) -> LayerWeights
     hidden, ffn, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
     rows = {"q": q_rows, "k": kv_rows, "v": kv_rows}
+
+    if config.family == "phi3":
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        heads = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
+        read.split(f"{attention}qkv_proj.weight", {f"{attention}{k}_proj.weight": n for k, n in heads.items()})
+        read.split(f"{mlp}gate_up_proj.weight", {f"{mlp}{part}_proj.weight": 1 for part in ("gate", "up")})
 
     def qkv(kind: str) -> Iterator[tuple[str, int]]:
         return ((f"{prefix}self_attn.{part}_proj.{kind}", count) for part, count in rows.items())

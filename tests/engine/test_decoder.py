@@ -16,7 +16,7 @@ from longdecode.engine.config_reader import read_config
 from longdecode.engine.rope import RopeTable
 from longdecode.engine.weights import load_decoder
 
-MODELS = ("llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3", "mistral", "minicpm", "minicpm_tied")
+MODELS = ("llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3", "mistral", "minicpm", "minicpm_tied", "phi3")
 # Of the logits' own spread; over a hundred random models the largest difference seen was 6e-6.
 RELATIVE_TOLERANCE = 5e-5
 DECODE_STEPS = 8

@@ -24,7 +24,7 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two C
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
 def test_two_ranks_decode_what_one_does(device: str, tiny_checkpoint: Callable) -> None:
     """With biases and an odd vocabulary, with normed queries and keys, with tied embeddings, with scales."""
-    folders = [tiny_checkpoint(name) for name in ("llama_bias", "qwen3", "minicpm", "minicpm_tied")]
+    folders = [tiny_checkpoint(name) for name in ("llama_bias", "qwen3", "minicpm", "minicpm_tied", "phi3")]
     ranks = over_gpus(2, device, partial(decode_shares, folders))
     for folder, *shares in zip(folders, *ranks, strict=True):
         whole = load_decoder(folder, device=device, dtype=torch.float32)

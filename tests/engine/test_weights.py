@@ -73,14 +73,15 @@ def test_rotary_frequencies_of_old_checkpoints_are_passed_over(copied: Callable[
     load(folder)
 
 
-def test_pickled_weights_only(copied: Callable[[str], Path]) -> None:
-    folder = copied("llama2")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*supported: \*\.safetensors"):
-        load(folder)
-    (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(CheckpointError, match="no weights at all"):
-        load(folder)
+def test_fused_projections_that_do_not_fit_are_named(copied: Callable[[str], Path]) -> None:
+    folder, fused = copied("phi3"), "model.layers.1.self_attn.qkv_proj.weight"
+    for rows, message in ((82, r"qkv_proj.*\[82, 48\]"), (90, r"q_proj.* of .*qkv_proj.*\[54, 48\].*\[48, 48\]")):
+        rewrite(folder, with_tensor(fused, torch.ones(rows, 48)))
+        with pytest.raises(CheckpointError, match=message):
+            load(folder)
+    rewrite(folder, without(fused))
+    with pytest.raises(CheckpointError, match=f"has no tensor '{fused}'"):
+        check_checkpoint(folder)
 
 
 def test_a_missing_shard_and_a_truncated_file_are_named(copied: Callable[[str], Path]) -> None:
@@ -114,7 +115,7 @@ def test_random_decoders_repeat_by_seed(seed: int) -> None:
     assert first.layers[0].qkv.shape == (64, 16) and first.layers[0].gate_up.shape == (48, 16)
 
 
-@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen3", "minicpm", "minicpm_tied"])
+@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen3", "minicpm", "minicpm_tied", "phi3"])
 def test_a_step_reads_every_matrix_once(
     name: str, tiny_checkpoint: Callable[[str], Path], reference_model: Callable[[Path], torch.nn.Module]
 ) -> None:
