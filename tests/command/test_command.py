@@ -35,7 +35,7 @@ from longdecode.reporting.progress import Told
 
 ROOT = Path(__file__).parents[2]
 MINIATURE = ROOT / "models" / "miniature" / "weights"
-THEIRS = ("meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-8B")
+THEIRS = ("mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-8B")
 ROLES = str(ROOT / "models" / "miniature" / "roles" / "hardkuma.json")
 PAIR = {
     "model": "m", "suite": "s", "context": 32768, "batch": 1, "n": 9, "unit": "%", "better": "higher", "budget": "1024",
