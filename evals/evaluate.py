@@ -207,7 +207,7 @@ def _prefilled(
     generator: Generator, task: Task, requests: Sequence[Request], methods: Sequence[AttentionMethod]
 ) -> _Shared:
     """Prefill a batch for all methods that read a prompt densely; run Full first where the task compares with it."""
-    if not methods:
+    if not methods and not task.against_full:
         return _Shared(requests)
     prompt = generator.prefill(requests, methods)
     if not task.against_full:

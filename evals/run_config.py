@@ -70,7 +70,7 @@ class RunConfig:
         Field(description="Contexts by model at which adjacent layers' top tokens are compared."),
     ] = field(default_factory=dict)
     locality: Annotated[
-        Mapping[typed.Text, typed.Text],
+        Mapping[typed.Text, typed.Names],
         typed.OrNull(),
         Field(description="Models by variant on which consecutive steps are compared."),
     ] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class RunConfig:
             yield "model", [training.model], self.models, f"training.{name}.model"
         yield "model", self.overlap, self.models, "overlap"
         yield "variant", self.locality, self.methods, "locality"
-        yield "model", self.locality.values(), self.models, "locality"
+        yield "model", sum(self.locality.values(), ()), self.models, "locality"
         yield "model", self.tuning.records, self.models, "tuning.records"
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -40,13 +40,12 @@ blocks that all steps together read."""
 
 @dataclass(frozen=True, slots=True)
 class LocalitySpec:
-    """Forced text that variants read on the models named; ``slots`` are sizes of a resident set in blocks."""
+    """Forced text that variants read, of ``samples`` books at most; ``slots`` are sizes of a resident set in blocks."""
 
-    variants: Mapping[str, str]
-    context: int = 4096
+    budget: int
+    context: int
     steps: int = 1024
     samples: int = 8
-    budget: int = 1024
     slots: tuple[int, ...] = (64, 80, 96, 128)
 
 
@@ -87,18 +86,21 @@ def record(method: SelectivePrefill, generator: Generator, requests: Sequence[Re
 
 
 def measure_locality(config: RunConfig, output: Path, device: str | None = None) -> None:
-    """Write locality.csv.
+    """Write locality.csv, at the run's first budget and four times as many tokens, as forks are trained.
 
     Raises:
-        ConfigError: the configuration asks for none, or a label's method selects nothing.
+        ConfigError: the configuration asks for none, its budget is no number of tokens, or a method selects nothing.
         LongDecodeError: a model or its text cannot be loaded.
     """
     if not config.locality:
         raise ConfigError(f"{config.source}: no locality is configured (key 'locality')")
-    spec = LocalitySpec(config.locality)
+    budget = config.budgets[0].value
+    if not isinstance(budget, int):
+        raise ConfigError(f"{config.source}: locality is measured at the first of 'budgets', in tokens; it is {budget}")
+    spec = LocalitySpec(budget, 4 * budget)
     rows: list[list[Any]] = []
     with lease_gpu(resolve_device(device or config.device)) as target:
-        for label, model in spec.variants.items():
+        for label, model in ((variant, model) for variant, models in config.locality.items() for model in models):
             folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
             decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
             method = get_method(config.methods[label].method).from_budget(
@@ -120,7 +122,7 @@ def requests_of(spec: LocalitySpec, tokenizer: TextTokenizer, books: Path | None
     """Return what the text is, and requests whose prompt and forced tokens are consecutive text.
 
     Raises:
-        DataUnavailableError: too few books are long enough.
+        DataUnavailableError: fewer than two books are long enough.
     """
     need = spec.context + spec.steps + 1
     texts: Iterable[str]
@@ -131,8 +133,8 @@ def requests_of(spec: LocalitySpec, tokenizer: TextTokenizer, books: Path | None
         texts, kind = read_books(books, manifest()["unseen"]).values(), "books"
     encoded = (list(tokenizer.encode(text[: need * 12]))[:need] for text in texts)
     found = list(islice((ids for ids in encoded if len(ids) == need), spec.samples))
-    if len(found) < spec.samples:
-        raise DataUnavailableError(f"{books}: {len(found)} books of {need:,} tokens, {spec.samples} are needed")
+    if len(found) < 2:
+        raise DataUnavailableError(f"{books}: {len(found)} books of {need:,} tokens, 2 are needed for an interval")
     cut = spec.context
     return kind, [Request(tuple(ids[:cut]), 0, tuple(ids[cut:])) for ids in found]
 

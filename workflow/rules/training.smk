@@ -85,16 +85,15 @@ use rule gate as overlap with:
 
 
 use rule gate as nosa_locality with:
-    """Overlap of consecutive steps by layer and head over forced text, and traces that the host cache can replay."""
+    """Overlap of consecutive steps by layer and head over forced text."""
     input:
         sorted(
             path
-            for model in {*RUN.locality.values()}
+            for model in {*sum(RUN.locality.values(), ())}
             for path in PLAN.model_files(model)
         ),
     output:
-        table=f"{RESULTS}/locality.csv",
-        traces=[f"{RESULTS}/traces/{variant}.npz" for variant in RUN.locality],
+        f"{RESULTS}/locality.csv",
     log:
         f"{RESULTS}/logs/locality.log",
     params:

@@ -53,7 +53,7 @@ def test_a_trace_counts_as_by_hand(seed: int) -> None:
 
 def test_a_recorded_decode_keeps_the_bound(seed: int) -> None:
     """Every step's list is recorded in its layer; NOSA's overlap is at least what its budget says."""
-    spec = LocalitySpec({"nosa": "tiny"}, context=90, steps=30, samples=2, budget=64, slots=(16, 24))
+    spec = LocalitySpec(64, 90, steps=30, samples=2, slots=(16, 24))
     method = get_method("nosa").from_budget(64, CONFIG, heads="random:1")
     assert isinstance(method, SelectivePrefill)
     rng = random.Random(seed)
