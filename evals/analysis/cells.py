@@ -51,10 +51,6 @@ _SPEED_INTEGERS = (
 )  # fmt: skip
 _PER_TOKEN_STAGES = ("step", "no_selection", "no_attention")
 _PER_TOKEN_BENCHES = ("offload", "own_choices")
-_SHOWN = [
-    "method", "variant", "stage", "context", "batch", "budget", "op_sizes", "median_us", "ratio", "fraction",
-    "gb_per_s",
-]  # fmt: skip
 
 
 class CellError(LongDecodeError):
@@ -145,12 +141,6 @@ def paired_units(ours: Samples, theirs: Samples) -> tuple[Floats, Floats]:
     return unit_scores(ours[s] for s in shared), unit_scores(theirs[s] for s in shared)
 
 
-def same_prompts(ours: Samples, theirs: Samples) -> bool:
-    """Return whether two cells share samples, all of them with the same prompts."""
-    shared = ours.keys() & theirs.keys()
-    return bool(shared) and all(ours[s].prompt_sha256 == theirs[s].prompt_sha256 for s in shared)
-
-
 def is_bounded(found: Iterable[Record]) -> bool:
     """Return whether scores are shares in [0, 1], where higher is better."""
     return all(r.higher_is_better and r.unit == "fraction" for r in found)
@@ -179,16 +169,13 @@ def require_alike(records: Iterable[Record]) -> None:
 def task_statuses(cells: Cells, spread: Spread) -> dict[tuple[Any, ...], TaskStatus]:
     """Return the status of each task by model, suite, task, context and batch.
 
-    It comes from full attention and the window that read least. A fork without a window of its own is held against that
-    of another fork on the same prompts.
+    It comes from full attention and the window that read least.
     """
     windows = [cell for cell, samples in cells.items() if method_of(samples) == WINDOW_METHOD]
     found: dict[tuple[Any, ...], TaskStatus] = {}
     for cell, full in cells.items():
         if method_of(full) == REFERENCE_METHOD:
-            own = [cells[w] for w in windows if w[:5] == cell[:5]]
-            others = [cells[w] for w in windows if w[1:5] == cell[1:5] and same_prompts(cells[w], full)]
-            window = min(own or others, key=_tokens_read, default=None)
+            window = min((cells[w] for w in windows if w[:5] == cell[:5]), key=_tokens_read, default=None)
             found[cell[:5]] = task_status(full, window, spread, generator(spread.seed, "status", *cell))
     return found
 
@@ -323,14 +310,6 @@ def read_bandwidths(records: Iterable[SpeedRecord]) -> dict[str, float]:
             device = record.provenance.device
             best[device] = max(record.bytes_min / median(times), best.get(device, 0.0))
     return best
-
-
-def shown(table: pd.DataFrame) -> str:
-    """Return the main columns as text, for a terminal."""
-    if table.empty:
-        return "nothing was timed"
-    main = table[_SHOWN].dropna(axis=1, how="all")
-    return str(main.to_string(index=False, float_format=lambda value: f"{value:,.3f}", na_rep=""))
 
 
 def _speed_row(record: SpeedRecord, bandwidths: dict[str, float], confidence: float, resamples: int) -> dict[str, Any]:

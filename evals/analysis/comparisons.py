@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student
 
 from longdecode.evals import stats
 from longdecode.evals.analysis import cells as grouped
@@ -20,7 +21,7 @@ from longdecode.evals.analysis.cells import ALL_TASKS, Cell, Cells, TaskStatus
 from longdecode.evals.analysis.declaration import AmbiguousQueryError, Claim, Declaration, Found, PairRequest, Tables
 from longdecode.evals.records import BaseRecord, SpeedRecord
 from longdecode.evals.run_config import REFERENCE_METHOD
-from longdecode.evals.stats import Floats, Spread, generator
+from longdecode.evals.stats import Floats, Interval, Spread, generator
 
 COLUMNS = (
     "a", "b", "model", "b_model", "suite", "task", "context", "batch", "budget", "b_budget", "n", "a_value", "b_value",
@@ -42,6 +43,8 @@ UNPROVEN = 0.05
 MOST_OF_IT = 0.5
 """Share of the printed effect from which on a claim holds partly."""
 DRAWS = 2000
+SEVERAL = " + "
+"""Stands between the names of models that are trainings of one fork, where their mean is meant."""
 
 Pair = tuple[Cell, Cell]
 Statuses = Mapping[tuple[Any, ...], TaskStatus]
@@ -54,7 +57,8 @@ def comparisons_table(
 
     The unit is the prompt (the book, the problem). A suite's mean is over the tasks that full attention can do. A task
     that it cannot do keeps its row, without p-value and verdict. Two models (forks of one checkpoint) differ by their
-    training too, so that one training of each tells nothing.
+    training too, so that one training of each tells nothing; of several, the interval holds their spread as well. Two
+    variants on the same forks do not differ by training.
 
     Args:
         cells: scored samples.
@@ -65,6 +69,7 @@ def comparisons_table(
     Raises:
         CellError: two sides were scored on different prompts.
     """
+    cells = with_trainings(cells, requests)
     statuses = grouped.task_statuses(cells, spread)
     pairs = list(dict.fromkeys([*against_full(cells), *_requested(cells, requests)]))
     groups = [(a.task, [(a, b)]) for a, b in pairs] + list(means(pairs, cells, statuses, pools))
@@ -75,6 +80,52 @@ def comparisons_table(
     frame["verdict"] = [_verdict(row, spread) for row in frame.to_dict("records")]
     order = ["model", "suite", "task", "context", "batch", "b_model", "b"]
     return frame.sort_values(order, kind="stable", ignore_index=True)
+
+
+def with_trainings(cells: Cells, requests: Iterable[PairRequest]) -> Cells:
+    """Return the cells, and those of each mean over trainings that requests name, wherever all of its models ran.
+
+    A sample there has the mean score, and the scores as its parts.
+
+    Raises:
+        CellError: two trainings were scored on different prompts.
+    """
+    found = dict(cells)
+    for name in sorted({name for r in requests for name in (r.a_model, r.b_model) if name and SEVERAL in name}):
+        for cell, first in cells.items():
+            models = name.split(SEVERAL)
+            trainings = [cells.get(cell._replace(model=model), {}) for model in models]
+            if cell.model == models[0] and all(trainings):
+                for other in trainings[1:]:
+                    grouped.paired_units(first, other)
+                found[cell._replace(model=name)] = {
+                    sample: r.model_copy(update={"score": np.mean(scores), "parts": scores})
+                    for sample, r in first.items()
+                    if len(scores := [each[sample].score or 0.0 for each in trainings if sample in each]) == len(models)
+                }
+    return found
+
+
+def over_trainings(found: Interval, trainings: Sequence[Floats], confidence: float) -> tuple[Interval, float]:
+    """Widen an interval over prompts to the one over trainings, where that is wider, and return the latter's p-value.
+
+    Two trainings of each side leave one or two degrees of freedom. Trainings that agree widen nothing.
+
+    Args:
+        found: the value, a mean over trainings or a difference of two, with its interval over prompts.
+        trainings: by side its values, ``[trainings]``; a checkpoint, which is not a training of ours, has one.
+        confidence: of both intervals.
+
+    Source: Welch 1947 (unequal variances; degrees of freedom by Satterthwaite 1946).
+    """
+    groups = [group for group in trainings if len(group) > 1]
+    errors = [float(np.var(group, ddof=1)) / len(group) for group in groups]
+    if not (error := math.sqrt(sum(errors))):
+        return found, 0.0
+    freedom = error**4 / sum(each**2 / (len(group) - 1) for each, group in zip(errors, groups, strict=True))
+    low, high = student.interval(confidence, freedom, found.value, error)
+    wider = found._replace(low=float(np.minimum(found.low, low)), high=float(np.maximum(found.high, high)))
+    return wider, float(2 * student.sf(abs(found.value) / error, freedom))
 
 
 def against_full(cells: Cells) -> Iterator[Pair]:
@@ -100,17 +151,19 @@ def means(
 ) -> Iterator[tuple[str, list[Pair]]]:
     """Yield the pairs behind each mean: over a suite's tasks that full attention can do, and over each pool's.
 
-    A pair of variants that lacks one of the tasks has no mean, as has a mean of fewer tasks than ``fewest``.
+    A pair of variants that lacks one of the tasks has no mean, as has a mean of fewer tasks than ``fewest``. Where full
+    attention did not run on a model, its tasks are those of other models.
     """
     suites: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     for place, status in statuses.items():
         if status != "baseline_fails":
             suites[place[:2] + place[3:]].add(place[2])
+            suites[(None, *place[1:2], *place[3:])].add(place[2])
     groups: dict[Pair, list[Pair]] = defaultdict(list)
     for a, b in pairs:
         groups[a._replace(task=ALL_TASKS), b._replace(task=ALL_TASKS)].append((a, b))
     for (_, b), members in groups.items():
-        if (suite := suites.get(b[:2] + b[3:5])) is None:
+        if (suite := suites.get(b[:2] + b[3:5], suites.get((None, b[1], *b[3:5])))) is None:
             continue
         for name, wanted in {**{n: set(tasks) for n, tasks in pools.items()}, ALL_TASKS: suite}.items():
             kept = sorted(pair for pair in members if pair[0].task in wanted)
@@ -131,8 +184,13 @@ def _row(members: Sequence[Pair], task: str, cells: Cells, statuses: Statuses, s
     gaps = [ours - theirs for ours, theirs in units]
     identity = (spread.seed, task, *a, *b)
     found = stats.paired_interval(gaps, grouped.is_bounded(records), spread, generator("interval", *identity))
+    p = stats.sign_flip_p(gaps, spread.resamples, generator("p", *identity))
     status: TaskStatus | Literal["one_training"] = statuses.get(b[:5], "ok") if len(members) == 1 else "ok"
-    if a.model != b.model and status != "baseline_fails":
+    if a.model != b.model and SEVERAL in a.model + b.model:
+        trainings = [_by_training(side, cells) for side in zip(*members, strict=True)]
+        found, of_trainings = over_trainings(found, trainings, spread.confidence)
+        p = max(p, of_trainings)
+    elif a.model != b.model and status != "baseline_fails":
         status = "one_training"
     a_value, b_value = (scale * float(stats.mean_of_groups(*side)) for side in zip(*units, strict=True))
     judged = status != "baseline_fails"
@@ -142,9 +200,18 @@ def _row(members: Sequence[Pair], task: str, cells: Cells, statuses: Statuses, s
         "n": sum(map(len, gaps)), "a_value": a_value, "b_value": b_value,
         "difference": scale * found.value, "low": scale * found.low, "high": scale * found.high, "unit": unit,
         "better": "higher" if records[0].higher_is_better else "lower", "margin": stats.MARGINS.get(unit),
-        "p": stats.sign_flip_p(gaps, spread.resamples, generator("p", *identity)) if judged else np.nan,
-        "status": status, "revision": "; ".join(sorted({r.provenance.short_revision for r in records})),
+        "p": p if judged else np.nan, "status": status,
+        "revision": "; ".join(sorted({r.provenance.short_revision for r in records})),
     }  # fmt: skip
+
+
+def _by_training(side: Sequence[Cell], cells: Cells) -> Floats:
+    """Return a side's mean over tasks by training, ``[trainings]``."""
+
+    def scores(cell: Cell) -> list[list[float]]:
+        return [(r.parts if SEVERAL in cell.model else None) or [r.score or 0.0] for r in cells[cell].values()]
+
+    return np.asarray(np.mean([np.mean(scores(cell), axis=0) for cell in side], axis=0))
 
 
 def _verdict(row: Mapping[Any, Any], spread: Spread) -> stats.Verdict | None:

@@ -165,8 +165,8 @@ class PairRequest(_Closed):
     Args:
         a: variants that are compared.
         b: the variant that each is compared with.
-        a_model: model of ``a``; every model where it is left out.
-        b_model: model of ``b``; that of ``a`` where it is left out.
+        a_model: model of ``a``, or trainings such as ``fork0 + fork1``, whose mean it is; every model where left out.
+        b_model: model of ``b``; that of ``a`` where it is left out. One beside several is a checkpoint, not a training.
         any_budget: also pair different budgets, as where a budget was chosen so that both read alike.
     """
 

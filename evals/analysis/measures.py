@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from longdecode.evals.analysis.cells import Cell, Cells, good_times, is_bounded, median_ratio, unit_scores
+from longdecode.evals.analysis.comparisons import SEVERAL, over_trainings
 from longdecode.evals.analysis.declaration import PairRequest
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
@@ -41,7 +42,6 @@ TEXT_UNITS = {
 }  # fmt: skip
 _WHOLE_TEXT = (*DISTINCT, "repeated_8")
 _TEXT_KEYS = ["model", "task", "context", "variant", "budget", "length", "measure", "at"]
-_SHARES = {"gamma": "hit_rate", "gamma_free": "hit_rate_without_forced", "union": "union"}
 _TODAY = {"label": "variant", "text": "task"}
 """Columns of earlier files by today's names."""
 _TRACED = (
@@ -206,7 +206,8 @@ def of_medians(compare: np.ufunc) -> Callable[..., Floats]:
 def step_overlaps(path: Path, spread: Spread) -> Iterator[dict[str, Any]]:
     """Yield the share of a step's blocks that the step before read too, by variant, and its lead over another's.
 
-    Means over layers and heads; the unit is the text. ``misses`` counts blocks a step by slots of a resident set.
+    Means over layers and heads; the unit is the text, and the training where a variant has several. ``misses`` counts
+    blocks a step by slots of a resident set.
 
     Args:
         path: a run's locality.csv; nothing where there is none.
@@ -215,24 +216,32 @@ def step_overlaps(path: Path, spread: Spread) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
     table = pd.read_csv(path).rename(columns=_TODAY).astype({"budget": str})
-    names = [*_SHARES, *(name for name in table.columns if name.startswith("misses_"))]
-    by_text = table.groupby(["variant", "document"])[names].mean()
-    by_text[list(_SHARES)] *= 100
-    for variant in table["variant"].unique():
+    slots = {name: int(name.partition("_")[2]) for name in table.columns if name.startswith("misses_")}
+    means = table.groupby(["variant", "model", "document"])[["gamma", *slots]].mean()
+    hits, variants = 100 * means["gamma"], table["variant"].unique()
+    for variant in variants:
         rows = table[table["variant"] == variant]
-        row = {name: rows[name].iloc[0] for name in ("model", "variant", "task", "context", "budget")}
-        row |= {"n": len(by_text.loc[variant]), "source": path.name}
-        for name in names:
-            measure, _, slots = name.partition("_") if name not in _SHARES else (_SHARES[name], "", "")
-            found = _mean(by_text.loc[variant, name], spread, variant, name)
-            unit = {"at": int(slots), "unit": "blocks"} if slots else {"unit": "percent"}
-            yield row | found | unit | {"measure": measure}
+        row = {name: rows[name].iloc[0] for name in ("variant", "task", "context", "budget")}
+        row |= {"model": SEVERAL.join(rows["model"].unique()), "n": rows["document"].nunique(), "source": path.name}
+        yield row | _over_texts(hits, spread, variant) | {"measure": "hit_rate", "unit": "percent"}
         yield row | {"measure": "hit_rate_worst", "value": 100 * rows["worst"].min(), "unit": "percent"}
-        for other in (name for name in table["variant"].unique() if name != variant):
-            for name in ("gamma", "gamma_free"):
-                lead = (by_text.loc[variant, name] - by_text.loc[other, name]).dropna()
-                found = _mean(lead, spread, variant, other, name)
-                yield row | found | {"measure": f"{_SHARES[name]}_lead", "over": other, "unit": "points"}
+        for name, at in slots.items():
+            yield row | _over_texts(means[name], spread, variant) | {"measure": "misses", "at": at, "unit": "blocks"}
+        for other in variants[variants != variant]:
+            about = {"measure": "hit_rate_lead", "over": other, "unit": "points"}
+            yield row | _over_texts(hits, spread, variant, other) | about
+
+
+def _over_texts(means: pd.Series, spread: Spread, *variants: str) -> dict[str, Any]:
+    """Return a variant's mean, or its lead over another, from means by variant, model and text."""
+    sides = [means.loc[variant].dropna() for variant in variants]
+    first, *others = (side.groupby("document").mean() for side in sides)
+    values = first.sub(*others).dropna() if others else first
+    found = bootstrap_interval([values.to_numpy()], spread, generator(spread.seed, "overlap", *variants, means.name))
+    trainings = [side.groupby("model").mean().to_numpy() for side in sides]
+    if min(map(len, trainings)) > 1:
+        found, _ = over_trainings(found, trainings, spread.confidence)
+    return {"n": len(values), **found._asdict()}
 
 
 def layer_overlaps(path: Path) -> Iterator[dict[str, Any]]:
@@ -287,11 +296,6 @@ def head_losses(folder: Path) -> Iterator[dict[str, Any]]:
         for head in pd.read_csv(path).to_dict("records"):
             about = {"setting": head.get("text"), "at": int(head["head"]), "unit": "percent"}
             yield row | about | {"measure": "head_right", "value": 100 * head["top1"]}
-
-
-def _mean(values: pd.Series, spread: Spread, *identity: object) -> dict[str, Any]:
-    found = bootstrap_interval([values.to_numpy()], spread, generator(spread.seed, "overlap", *identity))
-    return {"n": len(values), **found._asdict()}
 
 
 def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Iterator[dict[str, Any]]:

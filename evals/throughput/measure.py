@@ -15,7 +15,7 @@ from pathlib import Path
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.evals.analysis.cells import good_times, median, shown, speed_table
+from longdecode.evals.analysis.cells import good_times, median, speed_table
 from longdecode.evals.config_values import unknown_name
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
@@ -31,6 +31,7 @@ from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OPS, OWN_CHO
 _BENCHES = {KERNELS: KernelBench, EQUAL_MEMORY: EqualMemoryBench, OWN_CHOICES: OwnChoicesBench}
 _FILTERS = {"jobs": "kernels, models, ... (default: all)", "variants": f"variants, methods or ops: {', '.join(OPS)}"}
 _FILTERS |= dict.fromkeys(("stages", "contexts", "batches", "budgets"), "as tables print them")
+_SHOWN = ["method", "variant", "stage", "context", "batch", "budget", "op_sizes", "median_us", "ratio", "fraction"]
 Choose = Callable[[SpeedCell], bool]
 
 
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder, fresh = asked.output or Path("results") / run.profile / "speed", []
         for name in asked.jobs or run.throughput.jobs:
             fresh += measure_speed(run, name, folder / f"{name}.parquet", choose=chosen)
-        print(shown(speed_table(fresh)))
+        print(speed_table(fresh)[_SHOWN].dropna(axis=1, how="all").to_string(index=False))
     except LongDecodeError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
 

@@ -7,11 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from longdecode.evals.analysis.cells import all_cells, scored_cells
-from longdecode.evals.analysis.comparisons import comparisons_table
 from longdecode.evals.analysis.declaration import PairRequest, load_declarations
 from longdecode.evals.analysis.measures import measures_table
-from longdecode.evals.records import Record, SpeedRecord
+from longdecode.evals.records import SpeedRecord
 from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_folder, write_table
 
@@ -19,32 +17,6 @@ RESULTS = Path(__file__).parents[3] / "results"
 PAPERS = load_declarations(RESULTS.parent / "reporting" / "papers")
 REQUESTS = [request for paper in PAPERS.values() for request in paper.pairs]
 SPREAD = Spread(0.95, 100, 0)
-
-
-@pytest.fixture(scope="module")
-def nosa() -> pd.DataFrame:
-    records = read_folder(RESULTS / "nosa" / "records", Record)
-    return comparisons_table(scored_cells(all_cells(records)), REQUESTS, {}, SPREAD)
-
-
-@pytest.mark.parametrize(
-    ("suite", "b", "b_model", "points"),
-    [
-        ("mini_longgen", "infllm2", "fork-infllm2", -0.3),
-        ("mini_longgen", "dma", "fork-dma", 40.9),
-        ("mini_longgen", "shadowkv_equal_longgen", "fork-full", 61.3),
-        ("mini_recall", "quest_equal_lookups", "fork-full", 35.5),
-        ("ruler", "shadowkv_equal_ruler", "fork-full", 11.7),
-        ("ruler", "nosa", "fork-nosa-s-dma-head", 2.0),
-    ],
-)
-def test_pairs_of_forks_are_those_that_the_page_of_nosa_showed(
-    nosa: pd.DataFrame, suite: str, b: str, b_model: str, points: float
-) -> None:
-    rows = nosa[(nosa["a"] == "nosa") & (nosa["model"] == "fork-nosa") & (nosa["suite"] == suite)]
-    rows = rows[(rows["b"] == b) & (rows["b_model"] == b_model) & rows["task"].isin(["all", "mini_longgen_45"])]
-    assert rows["difference"].tolist() == pytest.approx([points], abs=0.051)
-    assert rows["verdict"].tolist() == ["cannot tell"]  # one training of each
 
 
 def measured(run: str, requests: list[PairRequest]) -> pd.DataFrame:
@@ -62,6 +34,23 @@ def test_measures_are_those_that_pages_showed() -> None:
     assert more["extra_ms", "retro", "quest", 32768].tolist() == pytest.approx([0.15, 0.16], abs=0.006)
     texts = measured("tokenswift", [])
     assert set(texts["measure"]) >= {"alpha", "beta", "minutes", "average_distinct", "head_loss", "head_right"}
+
+
+def test_a_lead_in_shared_blocks_holds_the_spread_of_texts_and_of_trainings(tmp_path: Path) -> None:
+    shares = {"nosa": {"a0": (0.94, 0.96), "a1": (0.93, 0.95)}, "infllm2": {"b0": (0.89, 0.91), "b1": (0.90, 0.92)}}
+    rows = [
+        {"label": label, "model": model, "text": "books", "context": 4096, "budget": 1024, "document": document,
+         "layer": layer, "gamma": gamma + way * 0.01, "worst": 0.5, "misses_64": 64 * (1 - gamma)}
+        for label, models in shares.items() for model, found in models.items() for document, gamma in enumerate(found)
+        for layer, way in enumerate((1, -1))
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "locality.csv", index=False)
+    found = measures_table(tmp_path, {}, [], [], {}, SPREAD).set_index(["measure", "variant"])
+    lead = found.loc["hit_rate_lead", "nosa"]
+    assert (lead["value"], lead["n"], lead["model"], lead["over"]) == (pytest.approx(4.0), 2, "a0 + a1", "infllm2")
+    # Trainings differ by one point on each side: 0.71 as standard error, two degrees of freedom.
+    assert lead["high"] - 4 == pytest.approx(4.303 * 0.5**0.5, rel=1e-3)
+    assert found.loc[("misses", "nosa"), "value"] == pytest.approx(64 * 0.055) and "hit_rate_worst" in found.index
 
 
 def test_overlaps_are_those_that_pages_showed() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import t as student
 
 from longdecode.evals.analysis.cells import CellError, all_cells, require_alike, scored_cells
-from longdecode.evals.analysis.comparisons import COLUMNS, comparisons_table, pareto_table
+from longdecode.evals.analysis.comparisons import COLUMNS, comparisons_table, over_trainings, pareto_table
 from longdecode.evals.analysis.declaration import PairRequest
 from longdecode.evals.analysis.measures import memory_bounds
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample
-from longdecode.evals.stats import Spread, holm
+from longdecode.evals.stats import Spread, bootstrap_interval, holm
 
 SPREAD = Spread(0.95, 500, 0)
 Make = Callable[..., Record]
@@ -161,12 +162,69 @@ def test_forks_of_one_training_each_tell_nothing(cell: Callable[..., list[Record
     assert (row["status"], row["verdict"], row["difference"]) == ("one_training", "cannot tell", -100.0)
 
 
-def test_a_fork_without_a_window_is_held_against_that_of_another(cell: Callable[..., list[Record]]) -> None:
-    alike = [1.0, 0.0] * 20
-    records = cell(alike, model="fork-a") + cell(alike, "nosa", model="fork-a")
-    assert only(compare(records))["status"] == "ok"
-    records += cell(alike, "streaming", 100.0, model="fork-b")
-    assert only(compare(records), model="fork-a")["status"] == "baseline_fails"
+FULLS, FORKS = "full0 + full1", "nosa0 + nosa1"
+
+
+def forks(cell: Callable[..., list[Record]], *right: tuple[str, str, int], of: int = 200) -> list[Record]:
+    """Records of 200 prompts on each model, ``(variant, model, right answers)``."""
+    return [r for variant, model, n in right for r in cell([1.0] * n + [0.0] * (of - n), variant, model=model)]
+
+
+def test_two_trainings_of_each_side_are_pooled_and_their_spread_is_in_the_interval(
+    cell: Callable[..., list[Record]],
+) -> None:
+    asked = [PairRequest(a=("nosa",), a_model=FORKS, b="full", b_model=FULLS)]
+    near = forks(cell, ("full", "full0", 160), ("full", "full1", 160), ("nosa", "nosa0", 75), ("nosa", "nosa1", 85))
+    row = only(compare(near, asked), model=FORKS)
+    assert (row["status"], row["n"], row["a_value"], row["difference"]) == ("ok", 200, 40.0, -40.0)
+    # One side's means are 37.5 and 42.5: Student's t of one degree of freedom; prompts alone give 7 points each way.
+    assert (row["low"], row["high"]) == pytest.approx((-40 - 12.706 * 2.5, -40 + 12.706 * 2.5), abs=0.01)
+    assert row["p"] == pytest.approx(2 * student.sf(16, 1)) and row["verdict"] == "worse"
+    far = forks(cell, ("full", "full0", 160), ("full", "full1", 160), ("nosa", "nosa0", 60), ("nosa", "nosa1", 100))
+    row = only(compare(far, asked), model=FORKS)
+    assert row["difference"] == -40.0 and row["high"] > 0 and row["verdict"] == "cannot tell"
+
+
+def test_on_the_same_forks_prompts_alone_count_and_a_checkpoint_has_no_spread(
+    cell: Callable[..., list[Record]],
+) -> None:
+    full = [("full", "full0", 160), ("full", "full1", 120), ("full", "base", 170)]
+    records = forks(cell, *full, ("quest", "full0", 130), ("quest", "full1", 90))
+    asked = [PairRequest(a=("full",), a_model=FULLS, b="full", b_model="base")]
+    table = compare(records, asked)
+    same = only(table, a="quest", model=FULLS)
+    assert same["difference"] == pytest.approx(-15.0) and -22 < same["low"] < same["high"] < -8
+    checkpoint = only(table, a="full")
+    assert checkpoint["difference"] == -15.0 and checkpoint["high"] == pytest.approx(-15 + 12.706 * 10, rel=1e-3)
+
+
+def test_of_trainings_that_lack_a_cell_there_is_no_mean_and_other_prompts_are_refused(
+    cell: Callable[..., list[Record]],
+) -> None:
+    asked = [PairRequest(a=("nosa",), a_model=FORKS, b="full", b_model=FULLS)]
+    records = forks(cell, ("full", "full0", 9), ("full", "full1", 9), ("nosa", "nosa0", 9), of=12)
+    assert compare(records, asked).empty
+    other = [r.model_copy(update={"prompt_sha256": "x"}) for r in forks(cell, ("nosa", "nosa1", 9), of=12)]
+    with pytest.raises(CellError, match=r"nosa0/nosa and nosa1/nosa.*another prompt"):
+        compare(records + other, asked)
+
+
+@pytest.mark.parametrize("spreads", [(0, 0), (0.5, 0.5), (1, 1), (3, 3), (1, 0), (3, 0.3)], ids=str)
+@pytest.mark.parametrize("trainings", [2, 3])
+def test_an_interval_over_trainings_covers_no_difference(spreads: tuple[float, float], trainings: int) -> None:
+    """Spreads are in standard errors over 60 prompts of a difference of two trainings; 0.93 of 1,000 at least."""
+    rng, prompts, held = np.random.default_rng(3), 60, 0
+    for _ in range(1000):
+        hard = rng.normal(0, 1, prompts)
+        ours, theirs = (
+            hard + rng.normal(0, spread * (2 / prompts) ** 0.5, (trainings, 1)) + rng.normal(0, 1, (trainings, prompts))
+            for spread in spreads
+        )
+        gaps = ours.mean(axis=0) - theirs.mean(axis=0)
+        found = bootstrap_interval([gaps], Spread(0.95, 300, 0), rng)
+        found, _ = over_trainings(found, [ours.mean(axis=1), theirs.mean(axis=1)], 0.95)
+        held += found.low <= 0 <= found.high
+    assert held >= 930
 
 
 def test_other_weights_under_one_name_are_refused(cell: Callable[..., list[Record]]) -> None:

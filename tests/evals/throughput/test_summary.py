@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from longdecode.evals.analysis import cells as summary
-from longdecode.evals.analysis.cells import SPEED_COLUMNS, shown, speed_table
+from longdecode.evals.analysis.cells import SPEED_COLUMNS, speed_table
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.store import read_folder
 
@@ -82,7 +82,6 @@ def test_an_ops_own_sizes_stand_in_the_table(speed_record: Make) -> None:
     records = [speed_record([10.0], params={"full_heads": heads}, **fields) for heads in (1, 8)]
     table = speed_table(records, 0.95, 200)
     assert table["op_sizes"].tolist() == ["full_heads=1", "full_heads=8"]
-    assert "full_heads=8" in shown(table) and shown(table.iloc[:0]) == "nothing was timed"
 
 
 @pytest.mark.parametrize("folder", [ROOT / "results" / name for name in ("qwen", "pilot")], ids=lambda path: path.name)
