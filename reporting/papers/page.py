@@ -269,22 +269,27 @@ def pairs(site: Site, paper: Declaration) -> dict[str, list[dict[str, str]]]:
     told = set[tuple[Any, ...]]()
     for run in site.runs:
         for request in paper.pairs if len(run.comparisons) else ():
-            if request.b == "full":
+            if request.b == "full" and not request.b_model:
                 continue
             rows = run.comparisons[run.comparisons.a.isin(request.a) & (run.comparisons.b == request.b)]
+            rows = rows[
+                (rows.model == (request.a_model or rows.model)) & (rows.b_model == (request.b_model or rows.model))
+            ]
             rows = rows[(rows.task == "all") | (rows.groupby("suite").task.transform("nunique") == 1)]
             rows = rows[rows.context == rows.groupby("suite").context.transform("max")]
             rows = rows[rows.budget == rows.groupby(["a", "model", "suite"]).budget.transform(middle)]
             # Chosen before what the interval says, so that every rival stands at the same budget.
-            rows = rows[rows.verdict.isin(["within", "worse"])]
             for r in rows.pipe(each):
-                sides = frozenset([(r.a, r.budget), (r.b, r.b_budget)])
-                if (pair := (run.name, r.model, r.suite, r.task, r.context, sides)) in told:
+                sides = frozenset([(r.a, r.model, r.budget), (r.b, r.b_model, r.b_budget)])
+                if (pair := (run.name, r.suite, r.task, r.context, sides)) in told:
                     continue
                 told.add(pair)
+                if r.verdict not in ("within", "worse"):
+                    continue
                 beside = "" if r.b_budget in (r.budget, "full") else f", B {wording.budget(r.b_budget)}"
+                models = " against ".join(map(wording.model_title, dict.fromkeys([r.model, r.b_model])))
                 place = (
-                    f"{wording.task_title(r.suite, r.task)}; {wording.model_title(r.model)}, "
+                    f"{wording.task_title(r.suite, r.task)}; {models}, "
                     f"{wording.tokens(r.context)} tokens, budget {wording.budget(r.budget)}{beside}; n = {int(r.n)}; "
                     f"{r.unit}"
                 )
