@@ -8,7 +8,7 @@ from typing import Any
 
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
 
-SUPPORTED_FAMILIES = ("llama", "minicpm", "mistral", "phi3", "qwen2", "qwen3")
+SUPPORTED_FAMILIES = ("llama", "minicpm", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
 FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
 _READ = frozenset(
     (
@@ -19,8 +19,14 @@ _READ = frozenset(
 )  # fmt: skip
 """Keys that the engine reads or checks by themselves."""
 _OF_FAMILY = {
-    "minicpm": frozenset(("scale_emb", "scale_depth", "dim_model_base", "mup_denominator", "sparse_config", "auto_map"))
-}
+    "minicpm": frozenset((
+        "scale_emb", "scale_depth", "dim_model_base", "mup_denominator", "sparse_config", "auto_map",
+    )),
+    "qwen3_moe": frozenset((
+        "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+        "decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_aux_loss_coef",
+    )),
+}  # fmt: skip
 """Further keys that a family may have.
 
 MiniCPM's ``mup_denominator`` is for draft heads. ``sparse_config`` asks for InfLLM-V2's attention above a length: that
@@ -59,6 +65,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1, None),
 }
 """Keys of which one meaning is implemented, whether or not another looks like a feature that is off."""
+_DENSE = "mixture of experts; supported: that of qwen3_moe"
+_SHARED = "an expert that all tokens share; supported: experts that a router chooses"
 _REASONS = {
     "quantization_config": "supported: unquantized float weights",
     "hidden_act": "activation; supported: silu",
@@ -66,9 +74,11 @@ _REASONS = {
     "partial_rotary_factor": "partial rotary embeddings; supported: whole heads",
     "use_sliding_window": "sliding-window attention; supported: full attention in every layer",
     "auto_map": "custom modelling code; remote code is never run",
-    "num_experts": "mixture of experts; supported: dense MLPs",
-    "num_local_experts": "mixture of experts; supported: dense MLPs",
-    "n_routed_experts": "mixture of experts; supported: dense MLPs",
+    "num_experts": _DENSE,
+    "num_local_experts": _DENSE,
+    "n_routed_experts": _DENSE,
+    "shared_expert_intermediate_size": _SHARED,
+    "n_shared_experts": _SHARED,
 }
 _UNKNOWN = "the engine does not know this key, and it may change the arithmetic; where it does not, remove it"
 _DROPOUT = re.compile(r"dropout|_pdrop$")
@@ -130,7 +140,8 @@ def _windows(raw: Mapping[str, Any], family: str, source: str) -> list[str]:
         layers = raw.get("num_hidden_layers")
         raise CheckpointError(f"{source}: layer_types has {len(types)} entries, num_hidden_layers is {shown(layers)}")
     switch = raw.get("use_sliding_window")
-    is_off = {"mistral": False, "phi3": False, "qwen2": not switch, "qwen3": not switch}.get(family, switch is False)
+    by_family = {"mistral": False, "phi3": False} | dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), not switch)
+    is_off = by_family.get(family, switch is False)
     window = raw.get("sliding_window", 4096 if family == "mistral" else None)
     if window is not None and not is_off and not switch:
         absent = "" if "sliding_window" in raw else ": transformers' value where the key is absent; null means none"

@@ -13,7 +13,7 @@ from typing import Any
 
 from longdecode.engine.config_keys import SUPPORTED_FAMILIES, refuse_unimplemented, shown
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
-from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.model_config import Experts, ModelConfig
 
 IMPORTANCE_FILE = "importance.safetensors"
 """Importance heads beside a checkpoint's weights; see ``methods.importance_heads``."""
@@ -45,11 +45,13 @@ _ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "longrope": (("short_factor", "long_factor", "original_max_position_embeddings"), ("factor", "attention_factor")),
 }  # fmt: skip
 """Keys that each kind of rotary embedding needs, and those that it may have."""
-_ABSENT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+_ABSENT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32, "qwen3_moe": 4}
 """Transformers' defaults where the key is absent; Llama, and null in any family, have as many as query heads."""
 _MOST = {
     "num_hidden_layers": 1024, "num_attention_heads": 1024, "num_key_value_heads": 1024, "head_dim": 4096,
     "hidden_size": 1 << 20, "intermediate_size": 1 << 22, "vocab_size": 1 << 24, "max_position_embeddings": 1 << 28,
+    "num_experts": 1 << 16, "num_local_experts": 1 << 16, "num_experts_per_tok": 1 << 16,
+    "moe_intermediate_size": 1 << 22, "decoder_sparse_step": 1024,
 }  # fmt: skip
 """Limits that no model comes near: a larger number is a damaged file."""
 
@@ -197,13 +199,39 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         tie_embeddings=is_tied and not is_scaled,
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=family != "qwen2" and attention_bias,
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
         rope=rope,
         embedding_scale=scales[0],
         residual_scale=scales[1],
         logit_scale=scales[2],
         copies_embedding=is_tied and is_scaled,
+        experts=_experts(raw, layers, source) if family == "qwen3_moe" else None,
     )
+
+
+def _experts(raw: Mapping[str, Any], layers: int, source: str) -> Experts | None:
+    """Qwen3's experts, with transformers' values where keys are absent; ``None`` where every layer is dense.
+
+    The released files say ``num_experts``, those that transformers 5 writes ``num_local_experts``.
+    """
+    count, local = raw.get("num_experts"), raw.get("num_local_experts")
+    if None not in (count, local) and count != local:
+        raise CheckpointError(
+            f"{source}: num_experts is {shown(count)} and num_local_experts {shown(local)}; which one holds?"
+        )
+    key = "num_experts" if local is None else "num_local_experts"
+    if not isinstance(dense := raw.get("mlp_only_layers") or [], list) or any(type(at) is not int for at in dense):
+        raise CheckpointError(f"{source}: mlp_only_layers is {shown(dense)}, expected a list of layers")
+    if not isinstance(normalise := raw.get("norm_topk_prob"), bool | None):
+        raise CheckpointError(f"{source}: norm_topk_prob is {shown(normalise)}, expected true or false")
+    step = _positive_int(raw, "decoder_sparse_step", source, 1)
+    sparse = tuple(layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0)
+    if not sparse or raw.get(key) == 0:
+        return None
+    count = _positive_int(raw, key, source, 128)
+    if (chosen := _positive_int(raw, "num_experts_per_tok", source, 8)) > count:
+        raise CheckpointError(f"{source}: num_experts_per_tok is {chosen}, {key} is {count}")
+    return Experts(count, chosen, _positive_int(raw, "moe_intermediate_size", source, 768), bool(normalise), sparse)
 
 
 def _scales(raw: Mapping[str, Any], hidden: int, layers: int, source: str) -> tuple[float, float, float]:

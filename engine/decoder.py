@@ -36,15 +36,17 @@ class LayerWeights:
     mlp_norm: Tensor
     """``[H]``"""
     gate_up: Tensor
-    """``[2F, H]``: gate, then up."""
+    """``[2F, H]``: gate, then up; of ``E`` experts ``[E, 2F, H]``."""
     down: Tensor
-    """``[H, F]``"""
+    """``[H, F]``, or ``[E, H, F]``."""
     qkv_bias: Tensor | None = None
     o_bias: Tensor | None = None
     q_norm: Tensor | None = None
     """``[D]``"""
     k_norm: Tensor | None = None
     """``[D]``"""
+    router: Tensor | None = None
+    """``[E, H]`` in layers with experts."""
 
 
 @dataclass(slots=True)
@@ -58,14 +60,17 @@ class DecoderWeights:
     """``[H]``"""
     lm_head: Tensor
     """``[V, H]``"""
+    experts_per_token: int = 0
 
     def nbytes(self) -> int:
-        """Bytes a decode step reads: every matrix once, the embedding only where it is the head too."""
-        total = sum(t.nbytes for t in (self.final_norm, self.lm_head))
-        for layer in self.layers:
-            tensors = (getattr(layer, name) for name in LayerWeights.__slots__)
-            total += sum(t.nbytes for t in tensors if t is not None)
-        return total
+        """Bytes a decode step reads at least: every matrix once, the embedding only where it is the head too.
+
+        Of a layer's experts as many count as one token goes through: a batch's tokens may all go through the same.
+        """
+        held = (getattr(layer, name) for layer in self.layers for name in LayerWeights.__slots__)
+        tensors = [self.final_norm, self.lm_head, *(t for t in held if t is not None)]
+        chosen = sum(t.nbytes * self.experts_per_token // len(t) for t in tensors if t.dim() == 3)
+        return chosen + sum(t.nbytes for t in tensors if t.dim() < 3)
 
 
 class Decoder:
@@ -200,8 +205,14 @@ class Decoder:
         return rotate(q, cos, sin)
 
     def _finish(self, layer: LayerWeights, attended: Tensor, residual: Tensor) -> Stream:
-        """Project the attention's output ``[B, Hq, T, D]`` and run the MLP."""
+        """Project the attention's output ``[B, Hq, T, D]`` and run the MLP or the experts."""
         delta = linear(attended.transpose(1, 2).flatten(2), layer.o, layer.o_bias)
+        if layer.router is not None and (mixture := self.config.experts) is not None:
+            from longdecode.kernels.experts import experts  # a dense model has no use for it
+
+            normed, residual = add_rms_norm(delta, residual, layer.mlp_norm, self.config.rms_norm_eps)
+            matrices = layer.router, layer.gate_up, layer.down
+            return residual, experts(normed, *matrices, mixture.per_token, mixture.normalise)
         inner, residual, _ = norm_linear(
             delta, residual, layer.mlp_norm, self.config.rms_norm_eps, layer.gate_up, gated=True
         )

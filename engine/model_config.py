@@ -8,6 +8,21 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixture of experts in some layers of a model, in place of one feed-forward block."""
+
+    count: int
+    per_token: int
+    """Experts that one token goes through."""
+    size: int
+    """Feed-forward channels of one expert."""
+    normalise: bool
+    """The weights of a token's experts add up to one."""
+    layers: tuple[int, ...]
+    """Layers that have experts; the others are dense."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Shape and conventions of one decoder-only model.
 
@@ -36,6 +51,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     copies_embedding: bool = False
     """The LM head is the embedding under another scale: one tensor in the file, two matrices in memory."""
+    experts: Experts | None = None
     importance_file: str = field(default="", compare=False)
     """File of the checkpoint's importance heads, empty where it has none."""
 
@@ -43,6 +59,16 @@ class ModelConfig:
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
+
+    def parameters(self, read: bool = False) -> int:
+        """Numbers in a checkpoint's matrices; with ``read``, of the experts only those that one token goes through."""
+        layer, dense, sparse = 2 * self.head_dim * (self.num_heads + self.num_kv_heads), self.num_layers, 0
+        if self.experts is not None:
+            dense -= len(self.experts.layers)
+            used = self.experts.per_token if read else self.experts.count
+            sparse = len(self.experts.layers) * (self.experts.count + 3 * used * self.experts.size)
+        layers = self.num_layers * layer + 3 * dense * self.intermediate_size + sparse
+        return self.hidden_size * (layers + self.vocab_size * (2 - self.tie_embeddings))
 
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Bytes of K and V that one token occupies over all layers."""

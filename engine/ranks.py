@@ -47,8 +47,11 @@ class Rank:
         """Return the config of this rank's share: its heads and feed-forward channels.
 
         Raises:
-            ConfigError: the number of GPUs does not divide the KV heads or the feed-forward channels.
+            ConfigError: the number of GPUs does not divide the KV heads or the feed-forward channels, or the model has
+                experts.
         """
+        if whole.experts is not None:
+            raise ConfigError(f"gpus = {self.world}: a mixture of experts ({whole.family}) runs on one GPU")
         for count, parts in ((whole.num_kv_heads, "KV heads"), (whole.intermediate_size, "feed-forward channels")):
             if self.world < 1 or count % self.world:
                 raise ConfigError(f"gpus = {self.world}: the model's {count} {parts} cannot be divided by it")

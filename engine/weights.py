@@ -14,7 +14,7 @@ from torch import Tensor
 from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, read_json, resolve_checkpoint
 from longdecode.engine.decoder import Decoder, DecoderWeights, LayerWeights
 from longdecode.engine.errors import CheckpointError
-from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.model_config import Experts, ModelConfig
 
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 """Dtypes by their names in safetensors files; the others are not supported."""
@@ -89,9 +89,16 @@ def random_decoder(config: ModelConfig, seed: int, device: torch.device | str, d
         )
         for _ in range(config.num_layers)
     ]
+    per_token = 0
+    if (experts := config.experts) is not None:
+        count, ffn, per_token = experts.count, experts.size, experts.per_token
+        for index in experts.layers:
+            layers[index].router = matrix(count, hidden)
+            layers[index].gate_up = matrix(count * 2 * ffn, hidden).view(count, 2 * ffn, hidden)
+            layers[index].down = matrix(count * hidden, ffn).view(count, hidden, ffn)
     embedding = matrix(config.vocab_size, hidden)
     lm_head = embedding if config.tie_embeddings else matrix(config.vocab_size, hidden)
-    return Decoder(config, DecoderWeights(embedding, layers, norm(hidden), lm_head), target, dtype)
+    return Decoder(config, DecoderWeights(embedding, layers, norm(hidden), lm_head, per_token), target, dtype)
 
 
 def model_hash(path: Path) -> str:
@@ -329,35 +336,57 @@ def _read_weights(config: ModelConfig, read: _Reader) -> DecoderWeights:
         read.add_view("lm_head.weight", "model.embed_tokens.weight", slice(None))
     return DecoderWeights(
         embedding=embedding,
-        layers=[_read_layer(config, read, f"model.layers.{index}.") for index in range(config.num_layers)],
+        layers=[_read_layer(config, read, index) for index in range(config.num_layers)],
         final_norm=read("model.norm.weight", hidden),
         lm_head=embedding if config.tie_embeddings else read("lm_head.weight", vocab, hidden),
+        experts_per_token=config.experts.per_token if config.experts else 0,
     )
 
 
-def _read_layer(config: ModelConfig, read: _Reader, prefix: str) -> LayerWeights:
-    hidden, ffn, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+def _read_layer(config: ModelConfig, read: _Reader, index: int) -> LayerWeights:
+    prefix, hidden, head_dim = f"model.layers.{index}.", config.hidden_size, config.head_dim
     q_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    rows = {"q": q_rows, "k": kv_rows, "v": kv_rows}
+    rows, mlp, router = {"q": q_rows, "k": kv_rows, "v": kv_rows}, f"{prefix}mlp", None
 
     if config.family == "phi3":
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        attention = f"{prefix}self_attn."
         heads = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
         read.split(f"{attention}qkv_proj.weight", {f"{attention}{k}_proj.weight": n for k, n in heads.items()})
-        read.split(f"{mlp}gate_up_proj.weight", {f"{mlp}{part}_proj.weight": 1 for part in ("gate", "up")})
+        read.split(f"{mlp}.gate_up_proj.weight", {f"{mlp}.{part}_proj.weight": 1 for part in ("gate", "up")})
 
     def qkv(kind: str) -> Iterator[tuple[str, int]]:
         return ((f"{prefix}self_attn.{part}_proj.{kind}", count) for part, count in rows.items())
 
+    if (experts := config.experts) is not None and index in experts.layers:
+        router = read(f"{mlp}.gate.weight", experts.count, hidden)
+        gate_up, down = _read_experts(read, f"{mlp}.experts", hidden, experts)
+    else:
+        gate_up, down = _read_mlp(read, mlp, hidden, config.intermediate_size)
     return LayerWeights(
         input_norm=read(f"{prefix}input_layernorm.weight", hidden),
         qkv=read.fused(qkv("weight"), hidden),
         o=read(f"{prefix}self_attn.o_proj.weight", hidden, q_rows),
         mlp_norm=read(f"{prefix}post_attention_layernorm.weight", hidden),
-        gate_up=read.fused(((f"{prefix}mlp.{part}_proj.weight", ffn) for part in ("gate", "up")), hidden),
-        down=read(f"{prefix}mlp.down_proj.weight", hidden, ffn),
+        gate_up=gate_up,
+        down=down,
         qkv_bias=read.fused(qkv("bias")) if config.qkv_bias else None,
         o_bias=read(f"{prefix}self_attn.o_proj.bias", hidden) if config.o_bias else None,
         q_norm=read(f"{prefix}self_attn.q_norm.weight", head_dim) if config.qk_norm else None,
         k_norm=read(f"{prefix}self_attn.k_norm.weight", head_dim) if config.qk_norm else None,
+        router=router,
     )
+
+
+def _read_mlp(read: _Reader, prefix: str, hidden: int, ffn: int) -> tuple[Tensor, Tensor]:
+    """Gate and up ``[2F, H]``, and down ``[H, F]``."""
+    gate_up = read.fused(((f"{prefix}.{part}_proj.weight", ffn) for part in ("gate", "up")), hidden)
+    return gate_up, read(f"{prefix}.down_proj.weight", hidden, ffn)
+
+
+def _read_experts(read: _Reader, prefix: str, hidden: int, experts: Experts) -> tuple[Tensor, Tensor]:
+    """Gate and up ``[E, 2F, H]``, and down ``[E, H, F]``: stored by expert, or as ``transformers`` 5 holds them."""
+    count, ffn = experts.count, experts.size
+    if f"{prefix}.gate_up_proj" in read.handles:
+        return read(f"{prefix}.gate_up_proj", count, 2 * ffn, hidden), read(f"{prefix}.down_proj", count, hidden, ffn)
+    gate_up, down = zip(*(_read_mlp(read, f"{prefix}.{expert}", hidden, ffn) for expert in range(count)), strict=True)
+    return torch.stack(gate_up), torch.stack(down)

@@ -72,12 +72,13 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
     if device:
         _blamed(run, "device", partial(resolve_device, run.device))
 
-    def check_files(folder: Path) -> None:
-        check_checkpoint(folder)
+    def check_files(model: str, folder: Path) -> None:
+        if check_checkpoint(folder).experts and any(one.model == model for one in run.role_trainings.values()):
+            raise ConfigError("a mixture of experts; head roles (`training`) are learned on dense models alone")
         eos_ids(folder, load_tokenizer(folder))
 
     for model, folder in _local_models(run, made):
-        _blamed(run, f"models.{model}", partial(check_files, folder))
+        _blamed(run, f"models.{model}", partial(check_files, model, folder))
         for variant in run.methods:
             if not {str(path) for path in run.methods[variant].files_of(model)} & set(made):
                 _blamed(run, f"methods.{variant}", partial(_build, run, model, variant))

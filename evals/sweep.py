@@ -90,6 +90,7 @@ class Size(NamedTuple):
     weights: float
     kv_bytes: float
     gated: bool = False
+    read: float = 1.0  # of the weights, what one token goes through: less than all where experts are chosen
 
 
 def size_of(path: str) -> Size | None:
@@ -100,8 +101,8 @@ def size_of(path: str) -> Size | None:
         config = config_here(path)
     except LongDecodeError:  # no checkpoint
         return None
-    weights = sum(file.stat().st_size for file in folder_here(path).glob("*.safetensors")) or 2.0 * parameters(config)
-    return Size(weights, config.kv_bytes_per_token(2))
+    weights = sum(file.stat().st_size for file in folder_here(path).glob("*.safetensors")) or 2.0 * config.parameters()
+    return Size(weights, config.kv_bytes_per_token(2), read=config.parameters(read=True) / config.parameters())
 
 
 def config_here(path: str) -> ModelConfig:
@@ -115,12 +116,6 @@ def folder_here(path: str) -> Path:
     with suppress(ValueError):  # no name of the hub
         cached = try_to_load_from_cache(path, "config.json")
     return Path(cached).parent if isinstance(cached, str) and not folder.is_dir() else folder
-
-
-def parameters(config: ModelConfig) -> int:
-    """Return how many numbers a checkpoint's matrices hold."""
-    layer = 2 * config.head_dim * (config.num_heads + config.num_kv_heads) + 3 * config.intermediate_size
-    return config.hidden_size * (config.num_layers * layer + config.vocab_size * (2 - config.tie_embeddings))
 
 
 def cost_of(run: RunConfig) -> Cost:
@@ -160,7 +155,7 @@ def _samples_cost(run: RunConfig, file: RecordFile) -> Cost:
     spec, size = run.suites[file.suite], size_of(run.models[file.model].path)
     if size is None:
         return Cost()
-    share = size.weights / 16.1e9
+    share = size.read * size.weights / 16.1e9
     new = SIZES["new_tokens"].get(folder_of(file.suite)[0], NEW_TOKENS)
     seconds = samples = 0.0
     for context in spec.contexts if file.context is None else (file.context,):
@@ -183,7 +178,7 @@ def _texts_cost(run: RunConfig, text: Any) -> Cost:
     size = size_of(run.models[text.model].path)
     if size is None:
         return Cost()
-    share, count = size.weights / 16.1e9, len(text.named) * len(text.samplers) * text.books
+    share, count = size.read * size.weights / 16.1e9, len(text.named) * len(text.samplers) * text.books
     seconds = sum(
         prefill_seconds(prompt, share)
         + text.tokens * step_seconds(MEASURED_BYTES * share + size.kv_bytes * (prompt + text.tokens / 2), share)

@@ -26,7 +26,7 @@ from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import DATA_FOLDER, check, look
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import replacing
-from longdecode.evals.sweep import RUNTIME_GB, SIZES, parameters
+from longdecode.evals.sweep import RUNTIME_GB, SIZES
 from longdecode.evals.tasks.registry import default_tasks, folder_of, get_suite, suite_names
 from longdecode.learned import LEARNED, own_file
 from longdecode.methods.registry import method_names
@@ -111,7 +111,7 @@ class Starting:
             return asked, 1
         limit, width = self.config.max_positions, 2 if self.on_gpu else 4
         # The prompt's cache is kept beside the one that a method decodes with.
-        token, weights = 2 * self.config.kv_bytes_per_token(width), width * parameters(self.config)
+        token, weights = 2 * self.config.kv_bytes_per_token(width), width * self.config.parameters()
         free = self.memory - RUNTIME_GB * 1e9 - weights
         kept = sorted({min(context, limit) for context in asked if min(context, limit) * token <= free})
         said = f"{self.label} reads {limit:,} tokens at most, and {self.memory / 1e9:,.0f} GB of memory are here"

@@ -15,6 +15,7 @@ from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
 from published_configs import MISTRAL, REFUSED, RUNNABLE, as_transformers
 
 LLAMA_31 = RUNNABLE["Llama-3.1-8B-Instruct"]
+MIXTURE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
 LONGROPE = RUNNABLE["MiniCPM4-8B"]["rope_scaling"]
 
 REPOSITORY = (
@@ -55,7 +56,7 @@ def test_defaults_of_an_early_llama() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "mamba"}, "'mamba'.*llama, minicpm, mistral, phi3, qwen2, qwen3"),
+        ({"model_type": "mamba"}, "'mamba'.*llama, minicpm, mistral, phi3, qwen2, qwen3, qwen3_moe"),
         ({"mlp_bias": True}, "MLP"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "remote code"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'.*default, llama3, yarn, longrope"),
@@ -90,6 +91,11 @@ def test_what_the_engine_lacks_or_may_compute_otherwise_is_named(changes: dict[s
         ({"rope_parameters": {"rope_theta": 1e4}}, "rope_theta is 500000.0 in config.json and 10000.0 elsewhere"),
         ({"original_max_position_embeddings": 4096}, "original_max_position_embeddings is 4096"),
         ({"rope_scaling": LLAMA_31["rope_scaling"] | {"type": "yarn"}}, "type is 'yarn'"),
+        (MIXTURE | {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, num_experts is 4"),
+        (MIXTURE | {"num_local_experts": 8}, "num_experts is 4 and num_local_experts 8; which one holds"),
+        (MIXTURE | {"mlp_only_layers": "all"}, "mlp_only_layers is 'all', expected a list of layers"),
+        (MIXTURE | {"norm_topk_prob": 1}, "norm_topk_prob is 1, expected true or false"),
+        (MIXTURE | {"moe_intermediate_size": -1}, "moe_intermediate_size is -1, expected a positive integer"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": "no"}}, "truncate is 'no'"),
         ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, r"factor 1e\+308 makes over"),
     ],
@@ -157,6 +163,13 @@ def test_published_checkpoints_read_as_transformers_reads_them(name: str) -> Non
     assert config.rope == rope
     assert (config.tie_embeddings, config.rms_norm_eps) == (theirs.tie_word_embeddings, theirs.rms_norm_eps)
     assert getattr(theirs, "sliding_window", None) is None
+
+
+def test_a_mixture_counts_what_is_held_and_what_a_token_reads() -> None:
+    raw = RUNNABLE["Qwen3-30B-A3B"]
+    config = parse_config(raw, "c")
+    assert (config.parameters(), config.parameters(read=True)) == (30_531_911_680, 3_352_821_760)
+    assert parse_config(raw | {"num_experts": 0}, "c").experts is None
 
 
 @pytest.mark.parametrize("name", REFUSED)

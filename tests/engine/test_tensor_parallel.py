@@ -50,6 +50,8 @@ def test_a_rank_holds_its_share_alone(tiny_checkpoint: Callable) -> None:
 def test_what_cannot_be_split_is_refused(tiny_checkpoint: Callable) -> None:
     with pytest.raises(ConfigError, match="gpus = 2: the model's 3 KV heads"):
         run_split(tiny_checkpoint("qwen2"), 2, "cpu", "auto", "full", decode_all)
+    with pytest.raises(ConfigError, match=r"gpus = 2: a mixture of experts \(qwen3_moe\) runs on one GPU"):
+        run_split(tiny_checkpoint("qwen3_moe"), 2, "cpu", "auto", "full", decode_all)
     with pytest.raises(UnsupportedCellError, match="tidal does not run over several GPUs"):
         run_split(tiny_checkpoint("qwen3"), 2, "cpu", "auto", "tidal", decode_all)
 

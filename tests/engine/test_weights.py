@@ -84,6 +84,26 @@ def test_fused_projections_that_do_not_fit_are_named(copied: Callable[[str], Pat
         check_checkpoint(folder)
 
 
+def test_experts_are_read_as_transformers_holds_them_too(copied: Callable[[str], Path]) -> None:
+    folder, router, place = copied("qwen3_moe"), "model.layers.0.mlp.gate.weight", "model.layers.{}.mlp.experts"
+
+    def fuse(tensors: dict[str, torch.Tensor]) -> None:
+        for at in map(place.format, (0, 2)):
+            gate, up, down = (
+                torch.stack([tensors.pop(f"{at}.{expert}.{part}_proj.weight") for expert in range(6)])
+                for part in ("gate", "up", "down")
+            )
+            tensors |= {f"{at}.gate_up_proj": torch.cat((gate, up), dim=1), f"{at}.down_proj": down}
+
+    apart = load_decoder(folder, device="cpu", dtype=torch.float32).weights.layers[2]
+    rewrite(folder, fuse)
+    fused = load_decoder(folder, device="cpu", dtype=torch.float32).weights.layers[2]
+    assert torch.equal(fused.gate_up, apart.gate_up) and torch.equal(fused.down, apart.down)
+    rewrite(folder, without(router))
+    with pytest.raises(CheckpointError, match=f"has no tensor '{router}'"):
+        check_checkpoint(folder)
+
+
 def test_a_missing_shard_and_a_truncated_file_are_named(copied: Callable[[str], Path]) -> None:
     folder, file = copied("qwen2"), copied("llama2") / "model.safetensors"
     shard = sorted(folder.glob("*.safetensors"))[1]
@@ -115,16 +135,19 @@ def test_random_decoders_repeat_by_seed(seed: int) -> None:
     assert first.layers[0].qkv.shape == (64, 16) and first.layers[0].gate_up.shape == (48, 16)
 
 
-@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen3", "minicpm", "minicpm_tied", "phi3"])
+@pytest.mark.parametrize("name", ["llama3", "qwen2", "qwen3", "minicpm", "minicpm_tied", "phi3", "qwen3_moe"])
 def test_a_step_reads_every_matrix_once(
     name: str, tiny_checkpoint: Callable[[str], Path], reference_model: Callable[[Path], torch.nn.Module]
 ) -> None:
     folder = tiny_checkpoint(name)
-    weights = load_decoder(folder, device="cpu", dtype=torch.bfloat16).weights
+    decoder = load_decoder(folder, device="cpu", dtype=torch.bfloat16)
     parameters = dict(reference_model(folder).named_parameters())
-    tied = "lm_head.weight" not in parameters
-    looked_up = 0 if tied else parameters["model.embed_tokens.weight"].numel()
-    assert weights.nbytes() == 2 * (sum(p.numel() for p in parameters.values()) - looked_up)
+    looked_up = parameters["model.embed_tokens.weight"].numel() * ("lm_head.weight" in parameters)
+    # Of six experts a token goes through two.
+    read = sum(p.numel() // (3 if p.dim() == 3 else 1) for p in parameters.values())
+    assert decoder.weights.nbytes() == 2 * (read - looked_up)
+    copied = decoder.weights.lm_head.numel() * decoder.config.copies_embedding
+    assert decoder.config.parameters() == copied + sum(p.numel() for p in parameters.values() if p.dim() > 1)
 
 
 def test_a_head_that_config_ties_must_be_the_embedding(copied: Callable[[str], Path]) -> None:

@@ -26,22 +26,16 @@ TRIMMING = (
 def config_values(byte_checkpoint: Path) -> dict[str, Any]:
     """A small configuration over the byte checkpoint, as YAML would give it."""
     return {
-        "profile": "tiny",
-        "device": "cpu",
-        "seed": 5,
-        "models": {"tiny": {"path": str(byte_checkpoint)}},
-        "methods": {"full": {}, "streaming": {}},
-        "budgets": [0.5, 64],
+        "profile": "tiny", "device": "cpu", "seed": 5, "models": {"tiny": {"path": str(byte_checkpoint)}},
+        "methods": {"full": {}, "streaming": {}}, "budgets": [0.5, 64],
         "suites": {
             "mini_recall": {
-                "contexts": [256, 320],
-                "samples": 3,
-                "batch": 2,
+                "contexts": [256, 320], "samples": 3, "batch": 2,
                 "tasks": ["mini_recall_single", "mini_recall_two_hop"],
             },
             "mini_book": {"contexts": [512], "samples": 2, "batch": 2},
         },
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -296,6 +296,13 @@ def test_one_word_that_is_no_model_is_refused_with_the_nearest(place: Path, word
         run(BASE.replace("checkpoint", word))
 
 
+def test_head_roles_of_a_mixture_of_experts_are_refused(place: Path, tiny_checkpoint: Callable[[str], Path]) -> None:
+    shutil.copytree(tiny_checkpoint("qwen3_moe"), place / "checkpoint", dirs_exist_ok=True)
+    run(BASE)
+    with pytest.raises(LongDecodeError, match=r"run\.yaml: models\.tiny: a mixture of experts; head roles"):
+        run(BASE + "training: {mine: {recipe: duo, model: tiny, heads: 2, contexts: [64, 128]}}")
+
+
 def test_a_read_only_place_is_named(place: Path) -> None:
     (place / "results").mkdir(mode=0o555)
     if os.access(place / "results", os.W_OK):  # root writes everywhere

@@ -56,14 +56,7 @@ def test_a_file_is_read_as_written(tmp_path: Path, config_values: dict[str, Any]
 
 @pytest.mark.parametrize(
     ("value", "context", "tokens"),
-    [
-        (0.1, 4096, 410),
-        (0.29, 100, 29),
-        (0.07, 100, 7),
-        (1.0, 333, 333),
-        (64, 333, 64),
-        (None, 5, None),
-    ],
+    [(0.1, 4096, 410), (0.29, 100, 29), (0.07, 100, 7), (1.0, 333, 333), (64, 333, 64), (None, 5, None)],
 )
 def test_budgets_in_tokens_are_exact(value: float | int | None, context: int, tokens: int | None) -> None:
     assert Budget(value).tokens(context) == tokens

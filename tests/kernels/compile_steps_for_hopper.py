@@ -1,4 +1,4 @@
-"""Compiles the kernels between two passes of a step for compute capability 9.0: draws, walks, tables."""
+"""Compiles kernels of a step without attention for compute capability 9.0: draws, walks, tables, experts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from longdecode.kernels.draw import DrawRule, Noise
 from longdecode.kernels.draw.gpu import draw_gpu
 from longdecode.kernels.emission import Progress
 from longdecode.kernels.emission.gpu import record_tokens_gpu
+from longdecode.kernels.experts.gpu import experts_gpu
 from longdecode.kernels.ngram_table import NgramCounts
 from longdecode.kernels.ngram_table.gpu import add_ngrams_gpu, frequent_continuations_gpu
 from longdecode.kernels.token_move import PartialSlots
@@ -44,5 +45,13 @@ def launch_all() -> None:
         tree_walk_gpu(integers(1, tree), integers(1, tree - 1), integers(tree, 5), integers(tree))
 
 
+def through_experts(rows: int, dtype: torch.dtype) -> None:
+    """A layer of Qwen3-30B-A3B."""
+    shapes = ((rows, 1, 2048), (128, 2048), (128, 2 * 768, 2048), (128, 2048, 768))
+    experts_gpu(*(meta(*shape, dtype=dtype) for shape in shapes), 8, True)
+
+
 if __name__ == "__main__":
     check([("a step", launch_all)], partial(faults, pdl=True))
+    mixtures = [(rows, dtype) for rows in (1, 4096) for dtype in (torch.bfloat16, torch.float32)]
+    check((f"{case[0]} rows, {case[1]}", partial(through_experts, *case)) for case in mixtures)

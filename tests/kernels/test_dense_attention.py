@@ -42,13 +42,9 @@ PATHS: dict[str, tuple[Callable[..., Any], torch.device]] = {
 BY_PATH = pytest.mark.parametrize("path", PATHS)
 # batch, KV heads, group, head dimension, capacity, rows
 SHAPES = [
-    (1, 1, 1, 32, 1, 1),
-    (2, 2, 3, 64, 15, 2),
-    (2, 1, 4, 128, 63, 3),
-    (2, 2, 4, 32, 1000, 8),
-    (1, 1, 16, 48, 130, 41),
+    (1, 1, 1, 32, 1, 1), (2, 2, 3, 64, 15, 2), (2, 1, 4, 128, 63, 3), (2, 2, 4, 32, 1000, 8), (1, 1, 16, 48, 130, 41),
     (1, 1, 2, 32, 2047, 41),
-]
+]  # fmt: skip
 
 
 def seen_by(length: int, rows: int, row: int, mask: Tensor | None) -> Sequence[int]:

@@ -39,12 +39,9 @@ def mixed(rng: torch.Generator, batch: int, lists: int, blocks: int) -> Tensor:
 
 # batch, KV heads, group, head dimension, capacity, block read, block scored, one list a query head
 SHAPES = [
-    (1, 1, 1, 32, 1, 16, 16, False),
-    (2, 3, 4, 64, 193, 64, 64, False),
-    (3, 2, 7, 80, 150, 16, 1, False),
-    (2, 2, 2, 32, 130, 1, 32, True),
-    (2, 2, 16, 16, 200, 32, 128, False),
-]
+    (1, 1, 1, 32, 1, 16, 16, False), (2, 3, 4, 64, 193, 64, 64, False), (3, 2, 7, 80, 150, 16, 1, False),
+    (2, 2, 2, 32, 130, 1, 32, True), (2, 2, 16, 16, 200, 32, 128, False),
+]  # fmt: skip
 PATHS = [
     ("naive", torch.float32), ("naive", torch.bfloat16), ("even", torch.float16), ("uneven", torch.float32),
     ("uneven", torch.bfloat16),
@@ -72,13 +69,10 @@ def test_scores_and_outputs(rng: torch.Generator, shape: tuple, path: str, dtype
 
 # Tiles larger than a scored block, as large, and smaller, which only shares of whole blocks allow.
 LAUNCHES = [
-    SparseLaunch(16, 64, 4, 2, 3),
-    SparseLaunch(16, 32, 4, 2, 5, fused_merge=False),
-    SparseLaunch(16, 16, 4, 2, 1, balanced=True),
-    SparseLaunch(16, 16, 4, 3, 17, balanced=True),
-    SparseLaunch(16, 32, 4, 2, 7, balanced=True),
-    SparseLaunch(16, 128, 4, 2, 33, balanced=True),
-]
+    SparseLaunch(16, 64, 4, 2, 3), SparseLaunch(16, 32, 4, 2, 5, fused_merge=False),
+    SparseLaunch(16, 16, 4, 2, 1, balanced=True), SparseLaunch(16, 16, 4, 3, 17, balanced=True),
+    SparseLaunch(16, 32, 4, 2, 7, balanced=True), SparseLaunch(16, 128, 4, 2, 33, balanced=True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("score_block", [1, 32, 128])

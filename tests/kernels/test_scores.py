@@ -116,11 +116,7 @@ PAGES = [(1, 32), (3, 80), (4, 32), (16, 64), (40, 32)]
 
 @pytest.mark.parametrize(
     ("page", "dim", "size", "dtype"),
-    [
-        (*PAGES[i], size, HALF_AND_SINGLE[(i + j) % 3])
-        for i in range(len(PAGES))
-        for j, size in enumerate((1, 15, 63, 130))
-    ],
+    [(*PAGES[i], n, HALF_AND_SINGLE[(i + j) % 3]) for i in range(len(PAGES)) for j, n in enumerate((1, 15, 63, 130))],
     ids=str,
 )
 def test_page_bounds(rng: torch.Generator, page: int, dim: int, size: int, dtype: torch.dtype) -> None:

@@ -30,15 +30,9 @@ from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch, choo
 BOTH = pytest.mark.parametrize("op", [sparse_decode_attention, sparse_decode_attention_gpu], ids=["entrance", "triton"])
 # batch, KV heads, group, head dimension, capacity, rows; tokens a block
 SHAPES = [
-    ((1, 1, 1, 32, 1, 1), 16),
-    ((3, 2, 4, 64, 15, 1), 1),
-    ((3, 4, 2, 32, 200, 1), 16),
-    ((2, 1, 7, 64, 400, 1), 1),
-    ((2, 1, 4, 128, 63, 3), 1),
-    ((2, 2, 4, 32, 400, 8), 16),
-    ((1, 1, 16, 48, 130, 41), 16),
-    ((2, 2, 3, 64, 15, 2), 7),
-]
+    ((1, 1, 1, 32, 1, 1), 16), ((3, 2, 4, 64, 15, 1), 1), ((3, 4, 2, 32, 200, 1), 16), ((2, 1, 7, 64, 400, 1), 1),
+    ((2, 1, 4, 128, 63, 3), 1), ((2, 2, 4, 32, 400, 8), 16), ((1, 1, 16, 48, 130, 41), 16), ((2, 2, 3, 64, 15, 2), 7),
+]  # fmt: skip
 
 
 def check(
@@ -72,14 +66,10 @@ def test_listed_blocks_are_read(
 
 # batch, KV heads, group, head dimension, capacity; tokens a block; one list a query head
 ONE_ROW = [
-    ((1, 1, 1, 32, 1, 1), 16, False),
-    ((2, 2, 4, 64, 15, 1), 1, False),
-    ((2, 1, 8, 128, 63, 1), 16, False),
-    ((2, 2, 2, 32, 257, 1), 16, True),
-    ((2, 2, 2, 32, 257, 1), 64, False),
-    ((1, 1, 4, 64, 257, 1), 1, True),
+    ((1, 1, 1, 32, 1, 1), 16, False), ((2, 2, 4, 64, 15, 1), 1, False), ((2, 1, 8, 128, 63, 1), 16, False),
+    ((2, 2, 2, 32, 257, 1), 16, True), ((2, 2, 2, 32, 257, 1), 64, False), ((1, 1, 4, 64, 257, 1), 1, True),
     ((2, 1, 7, 80, 150, 1), 3, False),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
@@ -113,15 +103,11 @@ def test_rows_in_triton(
 
 # Dealt out a list at a time or evenly over all; one program, fewer than lists, more than tiles; either merge.
 LAUNCHES = [
-    SparseLaunch(16, 16, 4, 2, 1),
-    SparseLaunch(16, 16, 4, 3, 3),
-    SparseLaunch(16, 64, 8, 2, 33),
-    SparseLaunch(16, 32, 4, 2, 5, fused_merge=False),
-    SparseLaunch(16, 16, 4, 2, 1, balanced=True),
-    SparseLaunch(16, 32, 4, 2, 3, balanced=True),
-    SparseLaunch(16, 16, 4, 3, 17, balanced=True),
+    SparseLaunch(16, 16, 4, 2, 1), SparseLaunch(16, 16, 4, 3, 3), SparseLaunch(16, 64, 8, 2, 33),
+    SparseLaunch(16, 32, 4, 2, 5, fused_merge=False), SparseLaunch(16, 16, 4, 2, 1, balanced=True),
+    SparseLaunch(16, 32, 4, 2, 3, balanced=True), SparseLaunch(16, 16, 4, 3, 17, balanced=True),
     SparseLaunch(16, 64, 4, 2, 64, balanced=True),
-]
+]  # fmt: skip
 CASES = [*product([None], (1, 16, 64)), *zip(LAUNCHES, cycle((1, 16)), strict=False)]
 
 

@@ -97,14 +97,9 @@ def test_bad_roles_are_refused(config: ModelConfig, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
 def test_the_kernels_in_force_compute_their_definitions(
-    rng: torch.Generator,
-    config: ModelConfig,
-    prompt_cache: Callable[[list[int], int], Prompt],
-    attend: Callable,
-    begin: Callable,
-    role_file: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    rng: torch.Generator, config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt], attend: Callable,
+    begin: Callable, role_file: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Two steps in Triton's interpreter, on strided heads in either order and with a launch that has no queries."""
     method = get_method("duo").from_budget(8, config, roles=role_file, retrieval_heads=12)
     prompt = prompt_cache([19, 7], 24)

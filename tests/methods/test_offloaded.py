@@ -141,15 +141,10 @@ def random_heads(rng: torch.Generator) -> list[tuple[Tensor, Tensor, Tensor]]:
 @pytest.mark.parametrize(
     ("spare", "prefetch", "overlap", "steps"),
     [
-        (3, "", False, 60),
-        (0, "right", False, 60),
-        (1, "wrong", False, 100),
-        (0, "", True, 60),
-        (1, "wrong", True, 100),
-        (0, "", False, 400),
-        (2, "wrong", True, 400),
+        (3, "", False, 60), (0, "right", False, 60), (1, "wrong", False, 100), (0, "", True, 60),
+        (1, "wrong", True, 100), (0, "", False, 400), (2, "wrong", True, 400),
     ],
-)
+)  # fmt: skip
 def test_equals_the_device_bit_for_bit(
     rng: torch.Generator, seed: int, spare: int, prefetch: str, overlap: bool, steps: int
 ) -> None:

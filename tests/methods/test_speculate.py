@@ -24,16 +24,9 @@ CONFIG = ModelConfig(
     head_dim=32, max_positions=768, rope={"rope_theta": 10_000.0},
 )  # fmt: skip
 DRAFTERS: dict[str, dict[str, Any]] = {
-    "quest": {},
-    "streaming": {},
-    "lychee": {"block_size": 16, "sink_tokens": 16, "recent_tokens": 16},
-    "tidal": {},
-    "duo": {},
-    "h2o": {},
-    "tova": {},
-    "snapkv": {"window": 8},
-    "shadowkv": {"offload": True},
-}
+    "quest": {}, "streaming": {}, "lychee": {"block_size": 16, "sink_tokens": 16, "recent_tokens": 16}, "tidal": {},
+    "duo": {}, "h2o": {}, "tova": {}, "snapkv": {"window": 8}, "shadowkv": {"offload": True},
+}  # fmt: skip
 BUDGET = 48
 PENALISED = Sampling(0.9, top_p=0.9, penalty=1.2, penalty_window=32)
 

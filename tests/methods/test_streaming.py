@@ -32,13 +32,9 @@ def turn(x: Tensor, position: int, base: float) -> Tensor:
 
 @pytest.mark.parametrize("budget", [5, 16, 60])
 def test_cache_positions_equal_keys_rotated_by_slot(
-    rng: torch.Generator,
-    config: ModelConfig,
-    attend: Callable,
-    begin: Callable,
-    prompt_cache: Callable[[list[int], int], Prompt],
-    budget: int,
-) -> None:
+    rng: torch.Generator, config: ModelConfig, attend: Callable, begin: Callable,
+    prompt_cache: Callable[[list[int], int], Prompt], budget: int,
+) -> None:  # fmt: skip
     """The released rule, literally: keep keys unrotated, then rotate keys and query by their slots in the cache."""
     lengths, steps, base = [33, 3, 14], 8, 100.0
     prompt = prompt_cache(lengths, 33 + steps)

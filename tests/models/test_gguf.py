@@ -39,13 +39,9 @@ def logits(folder: Path) -> torch.Tensor:
     [("llama", "F16", False), ("llama", "Q8_0", True), ("qwen2", "Q8_0", True), ("qwen2", "Q4_1", False)],
 )
 def test_a_checkpoint_computes_what_its_file_holds(
-    tiny_gguf: Callable[..., TinyGguf],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    kind: str,
+    tiny_gguf: Callable[..., TinyGguf], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: str,
     own_head: bool,
-) -> None:
+) -> None:  # fmt: skip
     tiny = tiny_gguf(family, kind, own_head)
     monkeypatch.setattr(gguf, "CHUNK_ELEMENTS", 1000)  # many pieces a tensor, the last one shorter
     convert(tiny.file, tiny.source, tmp_path)
@@ -238,11 +234,12 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """)
     arguments = {"pretrained": str(folder), "device": "cpu", "dtype": "float32", "gate": False}
     for method in ({}, {"method": "quest", "budget": 64}):
+        manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
         found = simple_evaluate(
             model="longdecode",
             model_args=arguments | method,
             tasks=["capitals"],
-            task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+            task_manager=manager,
             bootstrap_iters=0,
         )
         assert found is not None and found["results"]["capitals"]["acc,none"] >= 0.8

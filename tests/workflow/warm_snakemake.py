@@ -24,16 +24,10 @@ def warm() -> None:
     """Import what checks a configuration, and hash what a plan asks for: both are kept, and forked."""
     values = yaml.safe_load((ROOT / "config" / "demo.yaml").read_text())
     plan = Plan(build_run_config(values, "demo"), ROOT)
-    for room in (
-        "evals",
-        "reporting",
-        "training/roles",
-        "training/long_context",
-        "training/draft_heads",
-        "training/miniature",
-        "training/forks",
-    ):
+    for room in ("evals", "reporting"):
         plan.folder_hash(room)
+    for part in ("roles", "long_context", "draft_heads", "miniature", "forks"):
+        plan.folder_hash(f"training/{part}")
     for suite in values["suites"]:
         plan.depends("evaluate", model="miniature", suite=suite)
     plan.depends("gate")

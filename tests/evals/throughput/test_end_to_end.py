@@ -29,15 +29,11 @@ STEPS = {
 }  # fmt: skip
 AT_128 = {"model": "tiny", "contexts": [128], "batches": [2], "rounds": 2}
 GRIDS = [
-    KERNELS,
-    KERNELS | {"ops": ["hybrid_attention"], "batches": [2], "budgets": [64], "full_heads": [0, 2]},
+    KERNELS, KERNELS | {"ops": ["hybrid_attention"], "batches": [2], "budgets": [64], "full_heads": [0, 2]},
     KERNELS | {"ops": ["decode_attention_rows"], "rows": [2]},
-    KERNELS | {"ops": ["decode_attention_rows"], "rows": [5], "mask": "tree"},
-    STEPS,
-    {"bench": "prefill", **AT_128},
-    {"bench": "rows", "rows": [2, 5], **AT_128},
-    {"bench": "hf_full", **AT_128},
-]
+    KERNELS | {"ops": ["decode_attention_rows"], "rows": [5], "mask": "tree"}, STEPS, {"bench": "prefill", **AT_128},
+    {"bench": "rows", "rows": [2, 5], **AT_128}, {"bench": "hf_full", **AT_128},
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -17,12 +17,9 @@ from longdecode.evals.run_config import build_run_config
 from longdecode.training.roles.overlap import COLUMNS, OverlapProbe, OverlapSpec, measure_overlap, overlap_rows
 
 RUN = {
-    "profile": "t",
-    "models": {"tiny": {"path": "x"}},
-    "methods": {"full": {}},
-    "budgets": [0.5],
+    "profile": "t", "models": {"tiny": {"path": "x"}}, "methods": {"full": {}}, "budgets": [0.5],
     "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
-}
+}  # fmt: skip
 
 SIZES = (3, 7)
 

@@ -16,12 +16,9 @@ from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.training_spec import RoleTraining
 
 RUN = {
-    "profile": "p",
-    "models": {"tiny": {"path": "x"}, "other": {"path": "y"}},
-    "methods": {"full": {}},
-    "budgets": [0.5],
-    "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
-}
+    "profile": "p", "models": {"tiny": {"path": "x"}, "other": {"path": "y"}}, "methods": {"full": {}},
+    "budgets": [0.5], "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
+}  # fmt: skip
 ROLES = {"recipe": "hardkuma", "model": "tiny", "heads": 6, "contexts": [256, 512]}
 
 

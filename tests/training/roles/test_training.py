@@ -32,14 +32,12 @@ HOTPOT = {
 }
 CODE = {"objective": "code", "inherit": "previous_layer", "selection": "code"}
 KINDS = {
-    "hardkuma": RUN,
-    "code": replace(RUN, **CODE),
-    "hard_concrete": replace(RUN, kind="hard_concrete", data="mini_two_hop"),
-    "direct": replace(RUN, kind="direct"),
+    "hardkuma": RUN, "code": replace(RUN, **CODE),
+    "hard_concrete": replace(RUN, kind="hard_concrete", data="mini_two_hop"), "direct": replace(RUN, kind="direct"),
     "passkey": replace(RUN, data="passkey", batch=1, passkey_words=3, contexts=(400, 450)),
     "hotpotqa": replace(RUN, data="hotpotqa", batch=1, contexts=(300, 350)),
     "duo": replace(RUN, kind="direct", objective="l1", sparse="streaming"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("run", KINDS.values(), ids=KINDS)
