@@ -59,6 +59,7 @@ class Query(_Closed):
         best: of several rows, take the one with the highest value, or the lowest.
         relative: a difference in per cent of b's value; of comparisons alone.
         side: the score of a or b alone, which has no interval there; of comparisons alone.
+        lost: what a loses to b, the difference with its sign turned; of comparisons alone.
     """
 
     table: TableName
@@ -67,11 +68,12 @@ class Query(_Closed):
     best: Literal["highest", "lowest"] | None = None
     relative: bool = False
     side: Literal["a", "b"] | None = None
+    lost: bool = False
 
     @model_validator(mode="after")
     def _fits(self) -> Query:
-        if (self.relative or self.side) and self.table != "comparisons":
-            raise ValueError(f"relative and side are of comparisons alone, not of {self.table}")
+        if (self.relative or self.side or self.lost) and self.table != "comparisons":
+            raise ValueError(f"relative, side and lost are of comparisons alone, not of {self.table}")
         return self
 
     def narrowed(self, where: Where) -> Query:
@@ -143,6 +145,8 @@ def _found(query: Query, row: Mapping[str, Any]) -> Found:
     if query.relative:
         scale, unit = 100 / float(row["b_value"]), "percent"
     value, low, high = (scale * float(row[name]) for name in numbers)
+    if query.lost:
+        value, low, high = -value, -high, -low
     if query.side:
         value, low, high = float(row[f"{query.side}_value"]), math.nan, math.nan
     n = row.get("n")
