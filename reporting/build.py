@@ -164,7 +164,7 @@ def _holes(run: Run) -> list[dict[str, Any]]:
 
 
 def _older(run: Run) -> dict[str, Any]:
-    """Return plain tables of a run of earlier questions, one a model: the main tasks at their longest context."""
+    """Return plain tables of a run behind one paper, one a model: the main tasks at their longest context."""
     rows = run.leading(run.summary[run.summary.status == "ok"])
     rows = rows[rows.context == rows.groupby(["model", "suite"]).context.transform("max")]
     rows = rows[

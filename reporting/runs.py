@@ -31,7 +31,7 @@ class ReportError(LongDecodeError):
 class Run:
     """The tables of one run; a table that was not written is empty.
 
-    ``older`` marks evidence of earlier questions, which is shown as plain tables without pages of its own.
+    ``older`` marks a run behind one paper alone, which is shown as plain tables without pages of its own.
     """
 
     name: str

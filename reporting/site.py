@@ -79,7 +79,7 @@ class Site:
 
     @cached_property
     def current(self) -> list[Run]:
-        """The runs that have pages: all but those of earlier questions, which are shown where there is nothing else."""
+        """The runs that have pages: all but those behind one paper, which are shown where there is nothing else."""
         return [run for run in self.runs if not run.older] or list(self.runs)
 
     @cached_property

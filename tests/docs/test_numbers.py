@@ -19,7 +19,6 @@ RESULT = re.compile(r"(?<![\w.])[-+−]?(\d+(?:\.\d+)?)(?= ?(?:%|×|times\b|poin
 NOTES = sorted((ROOT / "results").glob("*/README.md"))
 SAID = {
     "offload": {"70"},  # another author's hit rate
-    "nosa-fresh": {"6", "17", "5"},  # expectations, written before the run
 }
 """Numbers that are no result of ours."""
 

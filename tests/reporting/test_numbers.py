@@ -44,7 +44,7 @@ def test_each_claim_stands_once_with_the_numbers_of_the_table(
 def test_a_claim_that_its_own_paper_s_run_answers_has_that_answer(
     pages: dict[str, Parsed], committed: dict[str, Run]
 ) -> None:
-    mine = matching(committed["nosa"].claims, claim="Blocks that steps share, over InfLLM-V2's, points").iloc[0]
+    mine = matching(committed["qwen-nosa"].claims, claim="Blocks that steps share, over InfLLM-V2's, points").iloc[0]
     row = next(r for r in pages["index"].rows.values() if r and "Blocks that steps share, over InfLLM" in r[0])
     assert row[2].lstrip("+").startswith(f"{mine.like_for_like:.1f} points") and f"{mine.low:.1f}" in row[2]
 
