@@ -27,10 +27,11 @@ def unknown_name(kind: str, given: str, valid: Iterable[str], likely: Iterable[s
 
     Where none is as near as a slip of the pen, it is the nearest of those that are ``likely``, if there are any.
     """
-    names, likely = sorted(valid), sorted(likely)
-    slips = difflib.get_close_matches(str(given), names, n=1, cutoff=0.8)
-    near = slips or difflib.get_close_matches(str(given), likely or names, n=1, cutoff=0.0)
-    nearest = f"; nearest valid name: {near[0]!r}" if near else ""
+    names, word = sorted(valid), str(given).lower()
+    folded, likely = {name.lower(): name for name in names}, sorted(map(str.lower, likely))
+    slips = difflib.get_close_matches(word, folded, n=1, cutoff=0.8)
+    near = slips or difflib.get_close_matches(word, likely or folded, n=1, cutoff=0.0)
+    nearest = f"; nearest valid name: {folded.get(near[0], near[0])!r}" if near else ""
     return f"unknown {kind} {given!r}{nearest} (valid: {', '.join(names) or 'none'})"
 
 

@@ -214,7 +214,7 @@ def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
                 )
         shown = pd.concat(lines, ignore_index=True)
         best = last[last.variant.map(lambda v: wording.card(run.methods[v]) is not None)].iloc[0]
-        where = f"{wording.model_title(model)}: at {wording.tokens(best.context)} tokens"
+        where = f"{wording.model_title(model)}: at {wording.tokens(best.context)} tokens, batch {int(batch)},"
         title = f"{where} {run.title(best.variant)} is fastest, {wording.times(best.ratio)} times Full"
         if best.variant == REFERENCE:
             title = f"{where} no method is faster than Full"

@@ -15,6 +15,8 @@ STEPS = re.compile(r"^(\d+) of (\d+) steps")
 PLANNED = re.compile(r"^(\w+) +(\d+)$")
 SAID = re.compile(r"^(?!CalledProcessError|WorkflowError:$)\w+(Error|Exception)\b")
 """Lines that say what went wrong. The two left out say that a job failed, whose own error stands above them."""
+REFUSED = re.compile(r" n=0 (\w+: .+)")
+"""End of the line of a cell without a record."""
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Told:
     scored: float = 0
     rule: str = ""
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=5))
+    refused: deque[str] = field(default_factory=lambda: deque(maxlen=3))
     began: float = field(default_factory=time.monotonic)
 
     def read(self, line: str) -> str | None:
@@ -43,6 +46,8 @@ class Told:
             return self.line()
         elif found := PLANNED.match(line):
             self.planned[found[1]] = int(found[2])
+        elif (found := REFUSED.search(line)) and found[1] not in self.refused:
+            self.refused.append(found[1])
         elif line.startswith("Nothing to be done"):
             return "nothing to do: all is up to date"
         elif self.errors and self.errors[-1].endswith("Exception:"):  # Snakemake says the rest on the next line

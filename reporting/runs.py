@@ -197,7 +197,7 @@ def read_run(folder: Path) -> Run:
         )
     if "ok" not in counts:
         words = ", ".join(f"{count} {status}" for status, count in counts.items())
-        raise ReportError(f"{folder}: every cell failed ({words}); the records of the run say why")
+        raise ReportError(f"{folder}: every cell failed ({words}); {folder / 'logs'} says why")
     along = found["measures"]
     if len(along) and len(found["summary"]):
         suites = found["summary"][["task", "suite"]].drop_duplicates()

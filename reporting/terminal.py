@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.evals.config_values import refuse_unknown
 from longdecode.reporting.runs import read_table
 
@@ -51,10 +52,21 @@ def planned(runs: Sequence[RunConfig]) -> Iterator[str]:
     if len(runs) > 1:
         yield _priced("all", total)
     yield from dict.fromkeys(f"missing: {what}" for what in total.missing)
-    yield from (f"does not fit: {what}" for run in runs for what in sweep.too_large(run))
+    yield from (f"does not fit: {what}" for run in runs for what in (*sweep.too_large(run), *_too_long(run)))
     for path in sorted({model.path for run in runs for model in run.models.values()}):
         if (size := sweep.size_of(path)) and size.gated:
             yield f"gated: https://huggingface.co/{path} (accept its licence there, then `hf auth login`)"
+
+
+def _too_long(run: RunConfig) -> Iterator[str]:
+    """Yield a line for each model here that reads fewer tokens than the longest contexts of its suites have."""
+    from longdecode.evals.sweep import config_here
+
+    for label, model in run.models.items():
+        with suppress(LongDecodeError, OSError):  # what is not here is told as missing
+            limit = config_here(model.path).max_positions
+            if over := sorted({tokens for suite in run.suites.values() for tokens in suite.contexts if tokens > limit}):
+                yield f"{label} reads {limit:,} tokens at most: no score at {over}"
 
 
 def _priced(name: str, cost: Cost) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator, Request, Sampling
 from longdecode.engine.tensor_parallel import method_for, run_split
 from longdecode.engine.tokenizer import eos_ids, load_tokenizer
@@ -64,6 +65,10 @@ def generate(
         ContextLimitError: a prompt is longer than the model's context.
         UnsupportedCellError, RankError: over several GPUs, the method cannot; a process failed, with its text.
     """
+    if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+        raise ConfigError("prompts: a list of texts is needed")
+    if budget is not None and not hasattr(budget, "__index__"):
+        raise ConfigError(f"budget = {budget!r}: a whole number of tokens is needed")
     folder, _ = resolve_checkpoint(str(model)), get_method(method)
     answer = partial(_answers, folder, prompts, method, budget, max_new_tokens, chat, temperature, params)
     ranks = run_split(folder, gpus, device, dtype, method, answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import webbrowser
 from collections.abc import Callable
@@ -39,11 +40,7 @@ def tokens_of(text: str) -> int:
 def budget_of(text: str) -> float | int:
     """Return a budget: ``10%`` and ``0.1`` are a share of the context, ``1024`` tokens."""
     try:
-        return (
-            int(text)
-            if text.isascii() and text.isdigit()
-            else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        )
+        return int(text) if text.isdecimal() else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         raise ConfigError(f"--budget {text}: a share such as 10%, or a number of tokens, is needed") from None
 
@@ -110,7 +107,7 @@ def new_method(
     folder = write_method(name, into)
     console.print(f"{folder}: method.py, card.yaml, rule.py")
     if into.resolve() != (REPOSITORY / "methods").resolve():
-        console.print(f"export LONGDECODE_METHOD_PATH={into.resolve()}")
+        console.print(f"export LONGDECODE_METHOD_PATH={shlex.quote(str(into.resolve()))}", soft_wrap=True)
     console.print(f"longdecode check {name}")
 
 
@@ -216,7 +213,7 @@ def compare(
 
 @app.command()
 def report(
-    profile: Annotated[str, typer.Argument(help="A run; the site over all committed runs if left out.")] = "",
+    profile: Annotated[str, typer.Argument(help="A run; the site over all of results/ if left out.")] = "",
     open_it: Annotated[bool, typer.Option("--open", help="Open the site in a browser.")] = False,
 ) -> None:
     """Print where a run's site is; build it first if it is missing."""

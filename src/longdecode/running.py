@@ -68,10 +68,10 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     offline = {"HF_HUB_OFFLINE": "1"} if refusal else {}
     status = _follow(_command(path, cores, target, given), offline, log, told, console)
     if status:
-        ending = [*told.errors, f"failed after {clock(told.seconds)}: {log}"]
+        ending = [*told.refused, *told.errors, f"failed after {clock(told.seconds)}: {log}"]
     else:
         terminal.show_ended(console, results)
-        warnings = [*(["not every method is tuned"] if run.allow_untuned else []), *terminal.statuses(results)]
+        warnings = [*["not every method is tuned"] * run.allow_untuned, *terminal.statuses(results), *told.refused]
         ending = [f"answer: {terminal.answer(results)}", f"warnings: {'; '.join(warnings) or 'none'}"]
         ending.append(str(page if target == "all" else results))
     for line in ending:

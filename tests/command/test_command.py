@@ -92,14 +92,14 @@ def test_methods_are_listed_with_their_least_budget() -> None:
 
 
 def test_a_new_method_passes_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(METHOD_PATH_VARIABLE, str(tmp_path))
-    assert f"export {METHOD_PATH_VARIABLE}={tmp_path}" in said("methods", "new", "last_ones", "--into", str(tmp_path))
-    assert sorted(path.name for path in (tmp_path / "last_ones").iterdir()) == ["card.yaml", "method.py", "rule.py"]
+    into = tmp_path / "my methods"
+    assert f"export {METHOD_PATH_VARIABLE}='{into}'" in said("methods", "new", "last_ones", "--into", str(into))
+    monkeypatch.setenv(METHOD_PATH_VARIABLE, str(into))
     shown = said("check", "last_ones", "--device", "cpu")
     assert "reads stay within budget" in shown and "last_ones passed the gate" in shown
     for name in ("last_ones", "quest", "Two-Words"):
         with pytest.raises(ConfigError, match=name):
-            said("methods", "new", name, "--into", str(tmp_path))
+            said("methods", "new", name, "--into", str(into))
 
 
 def test_check_says_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +108,7 @@ def test_check_says_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(METHOD_PATH_VARIABLE, str(tmp_path))
     said("methods", "new", "too_few", "--into", str(tmp_path))
     rule = tmp_path / "too_few" / "rule.py"
-    text = rule.read_text()
-    rule.write_text(text.replace("n - ", "n - 1 - "))
-    assert rule.read_text() != text
+    rule.write_text(rule.read_text().replace("n - ", "n - 1 - "))
     with pytest.raises(GateError, match="too_few"):
         said("check", "too_few", "--device", "cpu")
 
@@ -126,8 +124,11 @@ def test_plan_prices_what_is_not_here_and_says_what_is_missing(tmp_path: Path) -
     over = "decode on llama3-8b, 131,072 tokens, batch 8: quest needs 163.6 GB, NVIDIA H200 has 150.1"
     assert f"does not fit: {over}; the largest batch that fits: 7" in shown
     own = tmp_path / "own.yaml"
-    own.write_text((ROOT / "config" / "tiny.yaml").read_text().replace("models/miniature/weights", "org/unheard-of"))
+    tiny = (ROOT / "config" / "tiny.yaml").read_text()
+    own.write_text(tiny.replace("models/miniature/weights", "org/unheard-of"))
     assert "missing: the size of org/unheard-of is not known" in said("plan", str(own))
+    own.write_text(tiny.replace("contexts: [1024]", "contexts: [99999]"))
+    assert "does not fit: miniature reads 16,384 tokens at most: no score at [99999]" in said("plan", str(own))
 
 
 @pytest.mark.parametrize(("folder", "rows"), [("pilot", 18), ("h200", 1)])
@@ -196,12 +197,8 @@ def test_data_is_listed_fetched_and_checked_in_one_layout(results: Path, monkeyp
     (row,) = [line for line in said("data").splitlines() if line.startswith("gpqa")]
     assert "Idavidrein/gpqa" in row and "CC BY" in row
     monkeypatch.setenv("HF_ENDPOINT", "https://nowhere.invalid")
-    refusals = {
-        "fetch ruler": "invalid cannot be reached",
-        "fetch passkey": "nothing to fetch",
-        "check .": "no data set",
-    }
-    for words, why in refusals.items():
+    wrong = {"fetch ruler": "invalid cannot be reached", "fetch passkey": "nothing to fetch", "check .": "no data set"}
+    for words, why in wrong.items():
         with pytest.raises(ConfigError, match=why):
             said("data", *words.split())
     file = Path("data/math/gsm8k/test.jsonl")
@@ -228,6 +225,7 @@ Finished jobid: 3 (Rule: gate)
 1 of 3 steps (33%) done
 Finished jobid: 2 (Rule: evaluate_mini_book)
 2 of 3 steps (67%) done
+quest m context=9 budget=1 n=0 oom: too large
 Finished jobid: 0 (Rule: evaluate_mini_recall)
 3 of 3 steps (100%) done
 """
@@ -255,19 +253,20 @@ def test_a_run_shows_cells_done_and_ends_in_answer_warnings_and_path(
     assert " ".join(row.split()) == "u 32,768 quest 1024 9 90 90 +0 (-1 to +1) % within 1.50 at batch 1"
     said_of_full = "answer: within the margin of Full on every task: lychee at 1024; "
     assert first == said_of_full + "1 of 2 variants and budgets are worse on some task"
-    assert second == "warnings: not every method is tuned; 1 cells oom" and third == "reports/mine/index.html"
+    assert second == "warnings: not every method is tuned; 1 cells oom; oom: too large"
+    assert third == "reports/mine/index.html"
 
 
 def test_a_run_goes_to_the_right_file_and_profile(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = running._command(ROOT / "config" / "demo.yaml", 2, "all", ["seed=1"])
     assert own[-5:] == ["all", "--configfile", str(ROOT / "config" / "demo.yaml"), "--config", "seed=1"]
-    other = running._command(Path("my.yaml"), 2, "scores", [])
-    assert other[-3:] == ["scores", "--configfile", "my.yaml"]
+    assert running._command(Path("my.yaml"), 2, "scores", [])[-3:] == ["scores", "--configfile", "my.yaml"]
     refusals = {
         "demmo": "nearest valid name: 'demo'",
         str(ROOT / "config" / "demmo.yaml"): r"no such configuration file; nearest configuration: .*demo\.yaml",
         "tiny --config profile=../up": "profile: is '../up'", "tiny --config budgets": "budgets: is None",
         "tiny --methods quest": "--methods: belongs to --model", "tiny --model ''": "has no config.json",
+        f"--model {MINIATURE} --suite RULER": "nearest valid name: 'ruler'",
     }  # fmt: skip
     for words, why in refusals.items():
         with pytest.raises(LongDecodeError, match=why):
@@ -297,8 +296,12 @@ def test_generate_reads_what_the_budget_allows() -> None:
     assert len(long.output_ids) == 8 and 200 < long.read_tokens_mean < 600 and short.read_tokens_mean < 40
     (split,) = longdecode.generate(MINIATURE, prompts[:1], **knobs, gpus=2)
     assert (split.text, split.read_tokens_mean) == (long.text, pytest.approx(long.read_tokens_mean))
-    with pytest.raises(ConfigError, match="nearest valid name: 'quest'"):
-        longdecode.generate(MINIATURE, prompts, method="qest", budget=256)
+    for texts, method, budget, why in (
+        (prompts, "qest", 256, "nearest valid name: 'quest'"), (prompts[0], "quest", 256, "a list of texts is needed"),
+        (prompts, "quest", "10%", "a whole number of tokens is needed"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=why):
+            longdecode.generate(MINIATURE, texts, method=method, budget=budget)
     with pytest.raises(AttributeError):
         longdecode.nothing  # noqa: B018
 
