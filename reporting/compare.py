@@ -179,18 +179,8 @@ def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
             continue
         last = at[at.context == full.context.max()].sort_values("ratio", ascending=False)
         lines = [
-            pd.DataFrame(
-                {"name": "Full", "x": full.context, "y": full.median_us / 1000, "family": "reference", "dash": "solid"}
-            ),
-            pd.DataFrame(
-                {
-                    "name": "Full, bandwidth bound",
-                    "x": full.context,
-                    "y": full.floor_us / 1000,
-                    "family": "print",
-                    "dash": "dashed",
-                }
-            ),
+            _line("Full", full, "median_us", "reference"),
+            _line("Full, bandwidth bound", full, "floor_us", "print", "dashed"),
         ]
         for row in last.drop_duplicates("variant").pipe(each):
             mine = at[(at.variant == row.variant) & (at.budget == row.budget)].sort_values("context")
@@ -201,17 +191,7 @@ def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
                 and mine.context.nunique() > 1
                 and len(lines) < _LINES
             ):
-                lines.append(
-                    pd.DataFrame(
-                        {
-                            "name": f"{run.title(row.variant)}, {size}",
-                            "x": mine.context,
-                            "y": mine.median_us / 1000,
-                            "family": run.family(row.variant),
-                            "dash": "solid",
-                        }
-                    )
-                )
+                lines.append(_line(f"{run.title(row.variant)}, {size}", mine, "median_us", run.family(row.variant)))
         shown = pd.concat(lines, ignore_index=True)
         best = last[last.variant.map(lambda v: wording.card(run.methods[v]) is not None)].iloc[0]
         where = f"{wording.model_title(model)}: at {wording.tokens(best.context)} tokens, batch {int(batch)},"
@@ -227,6 +207,11 @@ def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
             f"Run {run.name}, {', '.join(run.devices)}.",
             width=520,
         )
+
+
+def _line(name: str, at: pd.DataFrame, column: str, family: str, dash: str = "solid") -> pd.DataFrame:
+    """Return a line of milliseconds by context, of a column of microseconds."""
+    return pd.DataFrame({"name": name, "x": at.context, "y": at[column] / 1000, "family": family, "dash": dash})
 
 
 def _memory(run: Run) -> Iterator[dict[str, Any]]:
