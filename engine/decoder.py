@@ -67,10 +67,19 @@ class DecoderWeights:
 
         Of a layer's experts as many count as one token goes through: a batch's tokens may all go through the same.
         """
-        held = (getattr(layer, name) for layer in self.layers for name in LayerWeights.__slots__)
-        tensors = [self.final_norm, self.lm_head, *(t for t in held if t is not None)]
+        tensors = self._matrices()
         chosen = sum(t.nbytes * self.experts_per_token // len(t) for t in tensors if t.dim() == 3)
         return chosen + sum(t.nbytes for t in tensors if t.dim() < 3)
+
+    def resident_bytes(self) -> int:
+        """Bytes that the weights occupy: all experts, and the embedding, of which a step reads a few rows only."""
+        embedding = 0 if self.embedding is self.lm_head else self.embedding.nbytes
+        return embedding + sum(t.nbytes for t in self._matrices())
+
+    def _matrices(self) -> list[Tensor]:
+        """All tensors but the embedding."""
+        held = (getattr(layer, name) for layer in self.layers for name in LayerWeights.__slots__)
+        return [self.final_norm, self.lm_head, *(t for t in held if t is not None)]
 
 
 class Decoder:

@@ -228,15 +228,11 @@ class Bench:
         beside = sum(cache.nbytes() for cache in reference.caches if id(cache) not in mine) if reference else 0
         return self._record(
             cell, status="ok", samples=samples, reference=reference.variant if reference else None, reason=problem,
-            bytes_min=case.bytes_min, expected_bytes=self._resident_bytes(cell) + sum(mine.values()) if mine else None,
+            bytes_min=case.bytes_min,
+            expected_bytes=self.decoder(cell).weights.resident_bytes() + sum(mine.values()) if mine else None,
             peak_bytes=torch.cuda.max_memory_allocated(self.device) - beside if cuda and mine else None,
             params={**cell.params, **case.params, **case.found()}, **self.guard.summary(),
         )  # fmt: skip
-
-    def _resident_bytes(self, cell: SpeedCell) -> int:
-        """Return bytes of weights on the device: the embedding too, of which a step reads a few rows only."""
-        weights = self.decoder(cell).weights
-        return weights.nbytes() + (0 if weights.embedding is weights.lm_head else weights.embedding.nbytes)
 
     def _model_hash(self, name: str) -> str:
         """Hash what identifies a model's weights, without loading them."""

@@ -147,6 +147,7 @@ def test_a_step_reads_every_matrix_once(
     read = sum(p.numel() // (3 if p.dim() == 3 else 1) for p in parameters.values())
     assert decoder.weights.nbytes() == 2 * (read - looked_up)
     copied = decoder.weights.lm_head.numel() * decoder.config.copies_embedding
+    assert decoder.weights.resident_bytes() == 2 * (copied + sum(p.numel() for p in parameters.values()))
     assert decoder.config.parameters() == copied + sum(p.numel() for p in parameters.values() if p.dim() > 1)
 
 
