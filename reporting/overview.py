@@ -193,6 +193,19 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
                 size = "" if row.budget == REFERENCE else f", {int(row.budget_tokens):,} tokens"
                 answer = f"{row.title}{size}: {speed} ({verdict})"
             yield {"need": need, "place": place_words(site, place), "answer": answer}
+    yield from longer_contexts(site, rows)
+
+
+def longer_contexts(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
+    """Yield how fast variants are at contexts longer than any that was scored, one line each, at the largest batch."""
+    for (name, model), part in groups(rows, ["run", "model"]):
+        run, scored = site.run(name), part.context.max()
+        steps = run.steps[(run.steps.model == model) & (run.steps.context > scored) & (run.steps.variant != REFERENCE)]
+        for context, timed in groups(steps, "context"):
+            at, place = timed[timed.batch == timed.batch.max()], (name, model, context, timed.batch.max())
+            told = ", ".join(f"{run.title(r.variant)} {wording.times(r.ratio)}{wording.TIMES}" for r in at.pipe(each))
+            answer = f"Not scored there, times alone: {told}"
+            yield {"need": f"{wording.tokens(context)} tokens", "place": place_words(site, place), "answer": answer}
 
 
 def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]:
@@ -202,6 +215,7 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
         timed: joined rows of long answers; their runs and models have a line of their own.
     """
     known = set(timed[["run", "model"]].pipe(each)) if len(timed) else set()
+    passed = wording.TITLES["small"] if len({*site.joined.model} - {*wording.TITLES["small"]}) else ()
     for run in site.runs:
         if run.losses.empty or run.older or run.config.get("pilot"):
             continue
@@ -209,7 +223,7 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
         told = losses[(losses.verdict != "") & (losses.unit == "points")]
         for (model, suite, task), part in groups(told, ["model", "suite", "task"]):
             nearest = top(part, -part.loss)
-            if (run.name, model) not in known:
+            if (run.name, model) not in known and model not in passed:
                 least = f"{run.title(nearest.variant)} loses {wording.number(nearest.loss, 'points')} points"
                 answer = f"Full: every variant is worse; the nearest, {least}" if nearest.verdict == "worse" else least
                 place = f"{wording.model_title(model)}, {wording.task_title(suite, task)}"

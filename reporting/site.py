@@ -89,9 +89,11 @@ class Site:
 
     @cached_property
     def joined(self) -> pd.DataFrame:
-        """Quality and speed of settled runs, row by row of the same variant."""
+        """Quality and speed of settled runs, row by row of the same variant; of small models where no other has any."""
         found = [rows for rows in map(joined, self.settled) if len(rows)]
-        return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+        rows = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["model"])
+        able = rows[~rows.model.isin(wording.TITLES["small"])]
+        return able.reset_index(drop=True) if len(able) else rows
 
     @cached_property
     def papers(self) -> dict[str, Declaration]:

@@ -107,21 +107,18 @@ def test_every_kind_opens_draws_and_fits(browser: str, site: Path, tmp_path: Pat
 def test_the_address_restores_filters_views_and_rows(
     browser: str, site: Path, pages: dict[str, Parsed], tmp_path: Path
 ) -> None:
-    row = next(name for name in pages["compare"].rows if name.startswith("real-smollm2-long-8192-quest"))
+    row = next(name for name in pages["compare"].rows if name.startswith("qwen-qwen2.5-coder-1.5b-16384-quest"))
     compare, index = (site / "compare.html").as_uri(), (site / "index.html").as_uri()
-    state = "#model=real%7Csmollm2-long&context=8192&batch=1&faster=yes"
-    addresses = [compare + state, f"{compare}#{row}", f"{index}{state}&task=passkey.passkey_depth_0"]
+    state = "#model=qwen%7Cqwen2.5-coder-1.5b&context=16384&batch=1&faster=yes"
+    addresses = [compare + state, f"{compare}#{row}", f"{index}{state}&task=ruler_decoded.all"]
     found, log = measure(browser, tmp_path, addresses, [1400])
     assert complaints(log) == []
     filtered, linked, view = found
-    assert filtered["rows"] and {context for context, _ in filtered["rows"]} == {"8192"}
-    assert all(name.startswith("real-smollm2-long-8192") for _, name in filtered["rows"])
+    assert filtered["rows"] and {context for context, _ in filtered["rows"]} == {"16384"}
+    assert all(name.startswith("qwen-qwen2.5-coder-1.5b-16384") for _, name in filtered["rows"])
     assert linked["target"] == row
-    assert (
-        "Passkey" in view["title"]
-        and "8K tokens, batch 1" in view["title"]
-        and view["card"] == ["real|smollm2-long|8192|1"]
-    )
+    assert "question decoded, 16K tokens, batch 1" in view["title"]
+    assert view["card"] == ["qwen|qwen2.5-coder-1.5b|16384|1"]
 
 
 def test_the_checks_see_a_broken_page(browser: str, tmp_path: Path) -> None:

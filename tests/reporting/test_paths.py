@@ -9,8 +9,8 @@ import pytest
 from site_pages import Parsed
 
 ROADS = {
-    "which method at 32K, and how much faster": (r"32K tokens, batch 8; NVIDIA H\d+ Cannot tell.*?\d\.\d\d×", []),
-    "is quality kept, on what": (r"Lost against Full.*Look-ups.*points.*\[", []),
+    "which method at 32K, and how much faster": (r"32K tokens, batch 32.*?Not scored there, times alone:.*?\d\.\d\d×", []),
+    "is quality kept, on what": (r"Lost against Full.*RULER.*\[.*points", []),
     "does 2.7 times come out": (r"LycheeDecode Speed over full attention.*?2\.7×.*?1\.55×.*?not", []),
     "does 5.04 times come out": (r"NOSA Decode throughput over full attention.*?5\.04×.*?3\.95×.*?partly", []),
     "does +21.9 % come out": (r"RetroAttention Accuracy over .*Accuracy over Quest's, relative, at best.*?21\.9", []),
@@ -20,7 +20,7 @@ ROADS = {
     "where are the raw numbers": (r"Raw tables.*summary\.csv.*speed\.csv.*comparisons\.csv", ["trust.html#raw"]),
     "how do I run it on my Llama-3.1-8B": (r"longdecode run --model \./Llama-3\.1-8B", ["index.html"]),
     "how do I add a method": (r"longdecode methods new my_method.*longdecode check", []),
-    "which method for long answers": (r"Other needs.*Long answers.*?tokens: \d\.\d\d×", []),
+    "which method for long answers": (r"Other needs.*Long answers.*?loses \d\.\d points", []),
     "all long answers": (r"Long answers.*Scores by budget.*Quest", ["task-mini-longgen.html"]),
     "a method's card": (r"LycheeDecode.*Smallest budget within the margin.*Differences", ["method-lychee.html"]),
     "every variant at 32K": (r"Compare all variants.*LycheeDecode", ["compare.html"]),

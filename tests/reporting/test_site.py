@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from longdecode.reporting import looks, wording
+from longdecode.reporting.build import _build
 from longdecode.reporting.runs import Run
-from site_pages import Parsed
+from site_pages import Parsed, parsed
 
 WORDS, BYTES = 60_000, 4_000_000
 TEMPLATES = Path(looks.__file__).parent / "templates"
@@ -64,16 +65,17 @@ def test_pages_have_titles_and_no_names_of_tables(pages: dict[str, Parsed], comm
     assert not re.search(r"\b(target|stretch|standing|subject)s?\b", pages["index"].text.lower())
 
 
-def test_each_undecided_recommendation_says_so_with_its_prompts(pages: dict[str, Parsed]) -> None:
-    cards = re.findall(r'<article class="card".*?</article>', pages["index"].html, re.DOTALL)
-    assert len(cards) > 4
+def test_each_undecided_recommendation_says_so_with_its_prompts(committed: dict[str, Run], tmp_path: Path) -> None:
+    index = parsed(_build([committed["real"]], tmp_path))  # of a small model alone, which many runs leave out
+    cards = re.findall(r'<article class="card".*?</article>', index.html, re.DOTALL)
+    assert len(cards) > 3
     for card in cards:
         marks = re.findall(r'class="v ([a-z-]+)"', card)
         if "worse" in marks or "cannot-tell" in marks:
             assert "Cannot tell" in card and "Our pick" not in card and "worse" not in marks
         elif marks:
             assert "Our pick" in card
-    assert re.search(r"\(cannot tell, \d+ prompts\)", pages["index"].text)
+    assert re.search(r"\(cannot tell, \d+ prompts\)", index.text)
 
 
 def test_pages_read_without_scripts(pages: dict[str, Parsed]) -> None:
