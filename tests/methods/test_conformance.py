@@ -89,7 +89,7 @@ def triton_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
-@pytest.mark.parametrize("name", ["retro", "streaming"])
+@pytest.mark.parametrize("name", ["retro", "streaming", "lychee"])
 def test_the_gate_compares_the_kernels_in_force_with_their_definitions(name: str, triton_in_force: None) -> None:
     fast_path_equals_naive(make_bench(name, "cpu", {}, dtype=torch.float32, seed=SEED))
 

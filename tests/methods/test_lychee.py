@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.correction import Correction
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
-from longdecode.kernels import dispatch
-from longdecode.methods import conformance_bench
-from longdecode.methods.conformance import CHECKS, fast_path_equals_naive
+from longdecode.methods.conformance import CHECKS
 from longdecode.methods.conformance_bench import make_bench
 from longdecode.methods.head_roles import RoleFile, write_role_file
 from longdecode.methods.lychee.plan import default_retrieval_heads, layer_plans
@@ -168,19 +165,3 @@ def test_strategies_over_tokens_pass_the_gate(knobs: dict) -> None:
     bench = make_bench("lychee", "cpu", {"mode": "token", **knobs}, dtype=torch.float64, seed=0)
     for check in CHECKS:
         check(bench)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
-def test_the_kernels_compute_what_their_definitions_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step through Triton's interpreter, over layers of each kind; the prompt is read in plain torch, for speed."""
-
-    def path(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
-        return "naive" if os.environ.get(dispatch.VARIABLE) == "naive" else "triton"
-
-    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
-    monkeypatch.setattr(dispatch, "kernel_path", path)
-    monkeypatch.setattr(conformance_bench, "STEPS", 1)
-    monkeypatch.setattr(conformance_bench, "prompt_lengths", lambda budget: (90,))
-    fast_path_equals_naive(
-        make_bench("lychee", "cpu", {"block_size": 16}, dtype=torch.float32, seed=9)
-    )  # inputs are kept by seed

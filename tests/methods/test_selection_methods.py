@@ -1,13 +1,15 @@
-"""oracle_topk, quest and tidal read exactly the tokens that a brute-force search names; tidal corrects its cache."""
+"""oracle_topk, omnikv, quest and tidal read exactly the tokens that a brute-force search names; tidal corrects."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
-from decoding import reads_follow_the_rule
+from decoding import random_prompt, reads_follow_the_rule, run_step
 from longdecode.engine.correction import Correction
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request
@@ -25,6 +27,8 @@ KNOBS: list[tuple[str, dict[str, Any]]] = [
     ("quest", {"page_size": 4, "dense_layers": 1, "variant": "accuracy_script"}),
     *(("tidal", {"selection": lists, "reselect_layer": at}) for lists in ("kv_head", "query_head") for at in (3, 5)),
     ("duo", {"sink_tokens": 2}), ("duo", {"sink_tokens": 0}),
+    ("omnikv", {"filter_layers": None}), ("omnikv", {"filter_layers": "0,5", "wait_layers": 0, "recent_tokens": 5}),
+    ("omnikv", {"filter_layers": "0, 1,5", "selection": "kv_head", "score": "probability", "sink_tokens": 3}),
 ]  # fmt: skip
 """Parameters that no variant of a card stands for."""
 
@@ -38,15 +42,47 @@ def test_reads_are_those_of_the_rule(name: str, params: dict[str, Any], shape: S
 
 @pytest.mark.parametrize(("layers", "want"), [(32, 13), (28, 11), (12, 5), (36, 15), (8, 4), (6, 4)])
 def test_tidal_scales_its_reselection_layer(config: ModelConfig, layers: int, want: int) -> None:
-    deep = ModelConfig(**{**{name: getattr(config, name) for name in config.__slots__}, "num_layers": layers})
-    method = get_method("tidal").from_budget(8, deep)
-    assert method.dense_layers() == {0, 1, 2, want}
+    deep = replace(config, num_layers=layers)
+    assert get_method("tidal").from_budget(8, deep).dense_layers() == {0, 1, 2, want}
 
 
 def test_tidal_refuses_a_shallow_model(config: ModelConfig) -> None:
-    shallow = ModelConfig(**{**{name: getattr(config, name) for name in config.__slots__}, "num_layers": 5})
     with pytest.raises(UnsupportedCellError, match="6 layers"):
-        get_method("tidal").from_budget(8, shallow)
+        get_method("tidal").from_budget(8, replace(config, num_layers=5))
+
+
+@pytest.mark.parametrize(
+    ("layers", "dense"), [(32, {0, 1, 2, 3, 8, 9, 18, 19}), (28, {0, 1, 2, 3, 7, 8, 16, 17}), (6, {0, 1, 2, 3, 4})]
+)
+def test_omnikv_scales_its_filter_layers(config: ModelConfig, layers: int, dense: set[int]) -> None:
+    method = get_method("omnikv")
+    assert method.from_budget(8, replace(config, num_layers=layers)).dense_layers() == dense
+    with pytest.raises(UnsupportedCellError, match="keeps 5 layers dense"):
+        method.from_budget(8, replace(config, num_layers=5))
+
+
+@pytest.mark.parametrize("selection", ["shared", "kv_head"])
+def test_omnikv_reads_what_the_nearest_filter_layer_ranks(config: ModelConfig, selection: str) -> None:
+    """Two rows, the second no longer than the budget."""
+    rng, budget = torch.Generator().manual_seed(0), 12
+    prompt = random_prompt(rng, config, [40, 11], 48, torch.float64)
+    heads = [
+        tuple(torch.randn(2, count, 1, 8, generator=rng, dtype=torch.float64) for count in (6, 2, 2)) for _ in range(7)
+    ]
+    method = get_method("omnikv").from_budget(budget, config, filter_layers="1,4", wait_layers=0, selection=selection)
+    state = method.start(prompt)
+    outputs = run_step(method, state, heads)
+
+    def logits(layer: int, row: int, n: int) -> torch.Tensor:
+        return heads[layer][0][row].view(2, 3, 8) @ state.dense.keys(layer)[row, :, :n].mT / 8**0.5
+
+    for (row, n), (layer, source) in product(((0, 41), (1, 12)), enumerate((0, 1, 1, 1, 4, 4, 4))):
+        scores = logits(source, row, n).amax(dim=(0, 1) if selection == "shared" else 1).expand(2, n).clone()
+        scores[:, -1] = float("inf")
+        unread = scores.argsort(descending=True)[:, None, budget if layer > source else n :].expand(-1, 3, -1)
+        weights = logits(layer, row, n).scatter(2, unread, float("-inf")).softmax(dim=-1)
+        want = (weights @ state.dense.values(layer)[row, :, :n]).view(6, 1, 8)
+        torch.testing.assert_close(outputs[layer][row], want)
 
 
 def test_quest_refuses_budgets_under_its_pages(config: ModelConfig) -> None:
@@ -69,6 +105,7 @@ def test_quest_refuses_budgets_under_its_pages(config: ModelConfig) -> None:
         ("streaming", {"positions": None}, "positions = None"),
         ("tidal", {"reselect_layer": 2}, "reselect_layer = 2"),
         ("tidal", {"reselect_layer": 7}, "has 7 layers"),
+        *(("omnikv", {"filter_layers": at}, f"filter_layers = '{at}'") for at in ("", "2,x", "3,3", "4,2", "2,7")),
         ("full", {"anything": 1}, "full has no parameter 'anything'"),
     ],
 )  # fmt: skip
@@ -77,21 +114,11 @@ def test_bad_parameters_are_refused(config: ModelConfig, name: str, overrides: d
         get_method(name).from_budget(None if name == "full" else 64, config, **overrides)
 
 
-@pytest.mark.parametrize("name", ["quest", "oracle_topk", "streaming", "tidal"])
+@pytest.mark.parametrize("name", ["quest", "oracle_topk", "streaming", "tidal", "omnikv"])
 @pytest.mark.parametrize("budget", [None, 0, -5])
 def test_a_budget_is_needed(config: ModelConfig, name: str, budget: int | None) -> None:
     with pytest.raises(ConfigError, match="budget"):
         get_method(name).from_budget(budget, config)
-
-
-def test_full_takes_no_budget(config: ModelConfig) -> None:
-    with pytest.raises(ConfigError, match="takes no budget"):
-        get_method("full").from_budget(100, config)
-
-
-def test_keeping_every_layer_dense_is_refused(config: ModelConfig) -> None:
-    with pytest.raises(UnsupportedCellError, match="keeps 7 layers dense"):
-        get_method("oracle_topk").from_budget(8, config, dense_layers=9)
 
 
 def test_traffic_by_hand(config: ModelConfig) -> None:
@@ -110,6 +137,8 @@ def test_traffic_by_hand(config: ModelConfig) -> None:
     assert traffic("quest", 200) == (7 * 100 * 64, 5 * 7 * 64)
     assert traffic("quest", 48, variant="accuracy_script") == ((2 * 100 + 5 * 3 * 48) * 64, 5 * 7 * 64)
     assert traffic("tidal", 30) == ((4 * 100 + 3 * 30) * 64, 2 * 100 * 32)
+    # Layer 3 reads a choice, that of layer 1; a filter layer that no sparse layer follows reads no key twice.
+    assert traffic("omnikv", 30, filter_layers="1,4,6") == ((6 * 100 + 30) * 64, 100 * 32)
     assert traffic("tidal", 30, selection="query_head") == ((4 * 100 + 3 * 3 * 30) * 64, 2 * 100 * 32)
 
 

@@ -148,7 +148,7 @@ def test_a_ragged_batch_is_that_of_dense_decoding_for_short_and_long_drafts(
 
     Greedy and drawn with the penalty: each with short drafts for half of the methods, with long ones for the others.
     """
-    model = decoder if drafter == "tidal" else shallow
+    model = decoder if drafter in ("tidal", "omnikv") else shallow
     params = DRAFTERS.get(drafter) or dict(load_card(drafter).conformance.params)
     for tokens, sampling in zip((2, 8), (Sampling(), PENALISED)[:: 1 if number % 2 else -1], strict=True):
         try:
