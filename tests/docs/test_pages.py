@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from snakemake.cli import parse_args
 
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.evals import gate
@@ -71,6 +73,15 @@ def test_the_page_on_speed_names_every_op_and_command_lines_that_are_understood(
     for line in lines:
         asked = parser().parse_args(line.split())
         assert (ROOT / asked.config).is_file()
+
+
+def test_snakemake_understands_its_printed_commands() -> None:
+    """A target after ``--resources``, say, is taken for a resource."""
+    files = [*(ROOT / "docs").glob("*.md"), *(ROOT / "config").rglob("*.yaml")]
+    lines = [line for f in files for line in re.findall(r"^#? *snakemake (.+?)(?: {2,}.*)?$", f.read_text(), re.M)]
+    for line in lines:
+        parse_args(shlex.split(line, comments=True))
+    assert len(lines) > 20
 
 
 def test_the_page_s_suite_is_found_and_scored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
