@@ -217,7 +217,7 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
     known = set(timed[["run", "model"]].pipe(each)) if len(timed) else set()
     passed = wording.TITLES["small"] if len({*site.joined.model} - {*wording.TITLES["small"]}) else ()
     for run in site.runs:
-        if run.losses.empty or run.older or run.config.get("pilot"):
+        if run.losses.empty or run.older or run.pilot:
             continue
         losses = run.leading(run.losses[run.losses.suite.isin(wording.TITLES["long_answers"])])
         told = losses[(losses.verdict != "") & (losses.unit == "points")]

@@ -98,6 +98,11 @@ class Run:
         return wording.family(self.methods.get(variant, variant))
 
     @property
+    def pilot(self) -> bool:
+        """True of a run that gives no verdict."""
+        return bool(self.config.get("pilot"))
+
+    @property
     def purpose(self) -> str:
         """The heading of the run's own README after its name; empty where there is none."""
         path = self.folder / "README.md"

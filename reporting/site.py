@@ -85,7 +85,7 @@ class Site:
     @cached_property
     def settled(self) -> list[Run]:
         """The current runs whose numbers enter verdicts; pilots where there is nothing else."""
-        return [run for run in self.current if not run.config.get("pilot")] or self.current
+        return [run for run in self.current if not run.pilot] or self.current
 
     @cached_property
     def joined(self) -> pd.DataFrame:
@@ -110,7 +110,7 @@ class Site:
 
         A pilot answers only where no other run does. ``budget_words`` of the row is its budget in words.
         """
-        for run in sorted(self.runs, key=lambda run: (run.name != paper, bool(run.config.get("pilot")))):
+        for run in sorted(self.runs, key=lambda run: (run.name != paper, run.pilot)):
             table = run.tables[query.table]
             texts = {k: v for k, v in query.where.items() if isinstance(v, str) and k in table}
             # Whole columns are compared first: a query looks at each value of what is left.

@@ -59,7 +59,7 @@ def _words(suite: str) -> dict[str, Any]:
 def _finding(runs: list[Run], suite: str) -> str:
     """Return which variants stay within the margin where there are the most prompts; empty without a verdict."""
     found = [(run, run.leading(run.losses[run.losses.suite == suite])) for run in runs if len(run.losses)]
-    told = [(run, rows[rows.verdict != ""]) for run, rows in found if (rows.verdict != "").any()]
+    told = [(run, rows[rows.verdict != ""]) for run, rows in found if (rows.verdict != "").any() and not run.pilot]
     if not told:
         return ""
     run, rows = max(told, key=lambda item: item[1].n.max())
@@ -87,7 +87,8 @@ def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
     rows = run.summary[(run.summary.suite == suite) & (run.summary.status == "ok")]
     rows = rows[rows.variant.isin(_leading(run, rows))]
     losses = run.losses[run.losses.suite == suite] if len(run.losses) else run.losses
-    verdicts = {(r.model, r.task, r.context, r.variant, r.budget): r for r in losses.pipe(each)}
+    pilot = "a pilot, which gives no verdict" if run.pilot else ""
+    verdicts = {} if pilot else {(r.model, r.task, r.context, r.variant, r.budget): r for r in losses.pipe(each)}
     main = run.main_tasks[suite]
     for (model, task, context), part in groups(rows[rows.task.isin(main)], ["model", "task", "context"], sort=False):
         silent = in_order(
@@ -97,7 +98,7 @@ def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
             "title": f"{wording.task_title(suite, task)}, {wording.tokens(context)} tokens",
             "model": wording.model_title(model),
             "run": run.name,
-            "why": "; ".join(wording.REASONS[s] for s in silent),
+            "why": pilot or "; ".join(wording.REASONS[s] for s in silent),
         }
     for model, part in groups(rows[~rows.task.isin(main)], "model", sort=False):
         part = part[part.context == part.context.max()]
@@ -111,7 +112,7 @@ def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
                 "title": title,
                 "model": wording.model_title(model),
                 "run": run.name,
-                "why": "",
+                "why": pilot,
             }
 
 
@@ -160,13 +161,14 @@ def _cell(row: Any, loss: Any) -> dict[str, str]:
 
 
 def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
-    """Return accuracy along the longest answer of a suite: Full and the variants at one budget."""
+    """Return accuracy along the longest answer of a suite, of the task answered best: Full and others at one budget."""
     if suite not in wording.TITLES["long_answers"]:
         return None
     rows = run.along[run.along.suite == suite] if len(run.along) else run.along
     if rows.empty:
         return None
-    rows = rows[rows.task == top(rows, rows["index"]).task]
+    longest = rows.task[rows["index"] == rows["index"].max()]
+    rows = rows[rows.task == rows[rows.task.isin(longest)].groupby("task").value.mean().idxmax()]
     rows = rows[rows.model == rows.model.iloc[0]]
     rows = rows[rows.context == rows.context.min()]
     sizes = rows[rows.variant != REFERENCE].groupby("budget").variant.nunique()
@@ -212,14 +214,8 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
     )
     drawn = " Drawn: the three that lose least and the two that lose most." if len(shown) <= len(ordered) else ""
     spec = charts.along_lines(frame, _GROUPS, "Place in the answer", "Right, %")
-    return site.figure(
-        page,
-        f"along-{run.name}",
-        title,
-        spec,
-        frame,
-        f"{place}, run {run.name}. A point joins neighbouring places.{drawn}",
-    )
+    note = f"{place}, run {run.name}. A point joins neighbouring places.{drawn}"
+    return site.figure(page, f"along-{run.name}", title, spec, frame, note)
 
 
 @dataclass(frozen=True)
