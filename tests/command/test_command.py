@@ -63,8 +63,7 @@ def results(place: Path) -> Path:
     """A folder with one run of tables."""
     folder = place / "results" / "mine"
     folder.mkdir(parents=True)
-    shutil.copy(ROOT / "config" / "tiny.yaml", folder / "config.yaml")
-    text = (folder / "config.yaml").read_text().replace("profile: tiny", "profile: mine")
+    text = (ROOT / "config" / "tiny.yaml").read_text().replace("profile: tiny", "profile: mine")
     (folder / "config.yaml").write_text(text)
     names = ("task", "a", "b", "b_budget", "a_value", "b_value", "difference", "low", "high", "verdict")
     rows = [
@@ -75,8 +74,7 @@ def results(place: Path) -> Path:
     ]
     pd.DataFrame(rows, columns=names).assign(**PAIR).to_csv(folder / "comparisons.csv", index=False)
     step = {"bench": "decode", "model": "m", "stage": "step", "context": 32768, "batch": 1, "budget": "1024"}
-    ratios = {"quest": 1.5, "lychee": 2.5}
-    speeds = [step | {"variant": name, "status": "ok", "ratio": ratio} for name, ratio in ratios.items()]
+    speeds = [step | {"variant": v, "status": "ok", "ratio": r} for v, r in (("quest", 1.5), ("lychee", 2.5))]
     pd.DataFrame(speeds).to_csv(folder / "speed.csv", index=False)
     cells = [{"status": status, "variant": "full", "task": "t", "suite": "s"} for status in ("ok", "oom")]
     pd.DataFrame(cells).to_csv(folder / "summary.csv", index=False)
@@ -296,12 +294,9 @@ def test_generate_reads_what_the_budget_allows() -> None:
     assert len(long.output_ids) == 8 and 200 < long.read_tokens_mean < 600 and short.read_tokens_mean < 40
     (split,) = longdecode.generate(MINIATURE, prompts[:1], **knobs, gpus=2)
     assert (split.text, split.read_tokens_mean) == (long.text, pytest.approx(long.read_tokens_mean))
-    for texts, method, budget, why in (
-        (prompts, "qest", 256, "nearest valid name: 'quest'"), (prompts[0], "quest", 256, "a list of texts is needed"),
-        (prompts, "quest", "10%", "a whole number of tokens is needed"),
-    ):  # fmt: skip
+    for texts, budget, why in ((prompts[0], 256, "a list of texts is needed"), (prompts, "10%", "a whole number of")):
         with pytest.raises(ConfigError, match=why):
-            longdecode.generate(MINIATURE, texts, method=method, budget=budget)
+            longdecode.generate(MINIATURE, texts, method="quest", budget=budget)
     with pytest.raises(AttributeError):
         longdecode.nothing  # noqa: B018
 
