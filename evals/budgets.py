@@ -115,7 +115,7 @@ def _budget(value: Any) -> Budget:
         return Budget(value)
     raise wrong(
         f"{value!r}; a fraction of the context (0 < float <= 1), tokens (whole, 1 to {MOST:,}) or bytes, as {{bytes: "
-        "0.25}}, is needed"
+        "0.25}, is needed"
     )
 
 
