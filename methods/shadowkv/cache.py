@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.host_memory import HostBuffer
-from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
+from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, Undo, empty_pair, store_heads
 from longdecode.engine.rope import inverse_frequencies
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.block_residency import BlockQueue
 from longdecode.kernels.chunk_residency import ChunkResidents, claim_chunks
 from longdecode.kernels.decode_attention import decode_attention
+from longdecode.kernels.host_fetch.naive import seen_from
 from longdecode.kernels.layout import accumulator
 from longdecode.kernels.low_rank_fetch import LowRankPrompt, fetch_chunks
 from longdecode.kernels.page_minmax import PageBounds
@@ -274,13 +275,17 @@ class ShadowCache(KVCache):
         self._set_prompts(tokens)
         self.forget()
 
+    def _before_window(self, tokens: Tensor) -> Tensor:
+        """Return by length ``[B]`` how many chunks come before the local ones."""
+        return (tokens // self.plan.chunk - self.plan.local).clamp(min=0)
+
     def _set_prompts(self, tokens: Tensor) -> None:
         """Note the prompts' lengths ``[B]``, and what follows from them.
 
         ``scored``: chunks that a query may choose among, those before the local ones, less the outliers.
         ``recent_start``: position of the first recent token.
         """
-        before = (tokens // self.plan.chunk - self.plan.local).clamp(min=0)
+        before = self._before_window(tokens)
         self.prompts.copy_(tokens)
         self.kept_outliers.copy_(before.clamp(max=self.plan.outliers))
         self.scored.copy_(before - self.kept_outliers)
@@ -300,3 +305,64 @@ class ShadowCache(KVCache):
             for part in (own.k[row, head], own.v[row, head])
         )
         return keys, values
+
+
+class LongShadowCache(ShadowCache):
+    """The cache for long generations: chunks that leave the window of local ones are scored, generated ones too.
+
+    At ``n`` tokens, the current one included, the window begins where it would after a prompt of ``n``. Each step
+    projects its key, before rotation, on the prompt's ``basis``, puts its value with the prompt's, and writes the
+    landmark of the oldest chunk of the window, to be scored once the window has passed it. Outliers are chosen from
+    the prompt alone. Exact keys and values that the window has passed stay where they were written, and are not read.
+
+    No row waits for another, and nothing is moved: a step that is taken back has written what the next one rewrites.
+    """
+
+    def __init__(self, shape: CacheShape, plan: ShadowPlan, offload: bool):
+        super().__init__(shape, plan, offload)
+        self.listed = self.listed.new_zeros(*self.listed.shape[:2], plan.sparse + plan.outliers + plan.local + 1)
+
+    def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
+        """See ``KVCache.begin_block``; lists the window in place of all recent tokens."""
+        plan = self.plan
+        self.newest = self.positions.clamp(max=self.shape.capacity - 1)[:, None]
+        before = self._before_window(self.newest[:, 0] + 1)
+        self.scored.copy_(before - self.kept_outliers)
+        super().begin_block(width, starts, active)
+        passed = before - self.recent_start // plan.chunk
+        self.listed += torch.where(self.listed < plan.sparse + plan.outliers, 0, passed[:, None, None])
+        self.exact_blocks -= passed[:, None]
+        place = plan.recent_at + passed[:, None] * plan.chunk + torch.arange(plan.chunk, device=self.device)
+        # Slots of a chunk; where a row has no whole one yet, what they hold is written over before it is scored.
+        self.oldest = place.clamp(max=plan.recent_at + self.recent_room - 1)
+
+    def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
+        """See ``KVCache.append``; keeps the token's factors and value, and the landmark of the window's first chunk."""
+        q = super().append(layer, heads, bounds, page_size)
+        own, wide = self.layers[layer], accumulator(self.shape.dtype)
+        one = (self.batch, self.config.num_kv_heads, 1, self.config.head_dim)
+        stored = self.slot_mapping[:, None, None, None].expand(one)
+        plain = self._turn(own.k.gather(2, stored), self.newest, -1.0).to(wide)
+        factors = (plain @ own.basis.to(wide).transpose(2, 3)).sum(dim=1).to(own.factors.dtype)
+        own.factors.scatter_(1, self.newest[..., None].expand(factors.shape), factors)
+        store = seen_from(self.values[layer], self.device)
+        store.scatter_(2, self.newest[:, None, :, None].expand(one), own.v.gather(2, stored))
+        keys = own.k.gather(2, self.oldest[:, None, :, None].expand(*one[:2], self.plan.chunk, one[3]))
+        landmark = keys.to(wide).mean(dim=2, keepdim=True).to(own.landmarks.dtype)
+        own.landmarks.scatter_(2, self.scored[:, None, None, None].expand(one), landmark)
+        return q
+
+    def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+        """See ``KVCache.fill_layer``; chunks after those that the prompt has scored follow in order."""
+        super().fill_layer(layer, keys, values, lengths)
+        place, own = torch.arange(self.most_chunks, device=self.device), self.layers[layer]
+        following = (place + self.kept_outliers[:, None]).clamp(max=self.most_chunks - 1)
+        own.chunks.copy_(torch.where((place < self.scored[:, None])[:, None], own.chunks, following[:, None]))
+
+    def undo(self, saved: Undo, rows: Tensor) -> None:
+        """See ``KVCache.undo``; chunks that are back in the window count no more as being on the device."""
+        super().undo(saved, rows)
+        before = self._before_window(self.positions)[:, None]
+        back = torch.arange(self.most_chunks + 1, device=self.device) >= before
+        self.slot_of.masked_fill_(back[:, None], -1)
+        self.held.masked_fill_(self.held >= before[..., None], -1)

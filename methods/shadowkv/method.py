@@ -16,7 +16,7 @@ from longdecode.kernels.group_reduce import group_reduce
 from longdecode.kernels.token_score import token_probabilities
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod
-from longdecode.methods.shadowkv.cache import ShadowCache, ShadowPlan
+from longdecode.methods.shadowkv.cache import LongShadowCache, ShadowCache, ShadowPlan
 
 _PARTS = 16
 """A budget of 4,096 tokens is 3,072 by score, 768 outliers and 256 local ones in NOSA's comparison."""
@@ -30,10 +30,13 @@ class ShadowParams:
     rank_share: Annotated[float, Field(gt=0, le=1)] = 0.15625
     group_score: Literal["max", "sum", "mean"] = "max"
     offload: bool = False
+    long_generation: bool = False
 
 
 class ShadowKV(BudgetedMethod):
     """Chunks of the prompt with the best landmarks; outliers, the end of the prompt and generated tokens are exact.
+
+    With ``long_generation`` chunks of generated tokens are scored too, once they have left the exact end of the text.
 
     Source: Sun et al. 2024, ShadowKV (arXiv 2410.21465), and its released code; shares of the budget as NOSA runs it
     (thunlp/NOSA 94d5f75). Deviations in card.yaml.
@@ -58,7 +61,8 @@ class ShadowKV(BudgetedMethod):
 
     def make_cache(self, shape: CacheShape) -> KVCache:
         """Return ShadowKV's own cache."""
-        return ShadowCache(shape, self.plan, self.params.offload)
+        kind = LongShadowCache if self.params.long_generation else ShadowCache
+        return kind(shape, self.plan, self.params.offload)
 
     def scored_chunks(self, prompt_tokens: int) -> int:
         """Chunks of a prompt that a query may choose among: those before the local ones, less the outliers."""

@@ -13,7 +13,10 @@ from longdecode.methods.rule import Positions, Rule, best, tokens_of
 
 
 class ShadowRule(Rule):
-    """Read the end of the prompt and all after it, the chunks least like their mean, and the best by their mean."""
+    """Read the end of the prompt and all after it, the chunks least like their mean, and the best by their mean.
+
+    With ``long_generation`` the end is that of the text so far; outliers are still of the prompt.
+    """
 
     def __init__(self, params: Any, budget_tokens: int | None, config: ModelConfig):
         super().__init__(params, budget_tokens, config)
@@ -29,7 +32,9 @@ class ShadowRule(Rule):
 
     def reads(self, layer: int, queries: Tensor, keys: Tensor) -> list[Positions]:
         """Return one list a KV head."""
-        before = max(0, self.prompt // self.size - self.local)
+        of_prompt = max(0, self.prompt // self.size - self.local)
+        seen = keys.shape[1] if self.params.long_generation else self.prompt
+        before = max(0, seen // self.size - self.local)
         lists: list[Positions] = []
         for head in range(self.config.num_kv_heads):
             parts = [keys[head, at * self.size : (at + 1) * self.size] for at in range(before)]
@@ -38,7 +43,7 @@ class ShadowRule(Rule):
                 min(float(key @ mean / (key.norm() * mean.norm())) for key in part)
                 for part, mean in zip(parts, means, strict=True)
             ]
-            outlying = best([-value for value in alike], self.outliers)
+            outlying = best([-value for value in alike[:of_prompt]], self.outliers)
             others = [at for at in range(before) if at not in outlying]
             given: list[list[float]] = [[0.0] for _ in range(before)]
             for query in self.group(head) if others else ():
@@ -48,7 +53,7 @@ class ShadowRule(Rule):
             # A mean ranks as the sum does.
             scores = [max(weights) if self.params.group_score == "max" else sum(weights) for weights in given]
             chunks = sorted([*outlying, *best(scores, self.chosen, others)])
-            lists.append([*tokens_of(chunks, self.size, self.prompt), *range(before * self.size, keys.shape[1])])
+            lists.append([*tokens_of(chunks, self.size, seen), *range(before * self.size, keys.shape[1])])
         return lists
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding import random_prompt, run_step
+from decoding import random_prompt, results, run_step
 from longdecode.engine import host_memory
 from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.decode_state import DecodeState
@@ -171,10 +171,8 @@ def test_equals_the_device_bit_for_bit(
         assert fetched == far.misses
     for layer in range(CONFIG.num_layers):
         for row in range(len(LENGTHS)):
-            for got, want in zip(
-                cache.stored_kv(layer, row, 1), near_state.cache.stored_kv(layer, row, 1), strict=True
-            ):
-                assert got.equal(want)
+            pairs = zip(cache.stored_kv(layer, row, 1), near_state.cache.stored_kv(layer, row, 1), strict=True)
+            assert all(got.equal(want) for got, want in pairs)
         assert cache.keys(layer)[1, :, :30].equal(near_state.whole.keys(layer)[1, :, :30])
 
 
@@ -248,10 +246,7 @@ def test_a_generation_is_the_same(
     both = {"prefetch": True, "spare_slots": 2}
     for knobs in ({}, {"prefetch": True}, both, {"overlap": True}, {"overlap": True, **both}):
         method = build(32, CONFIG, **plain, offload=True, **knobs)
-        for got, expected in zip(Generator(decoder).run(requests, method), want, strict=True):
-            assert got.output_ids == expected.output_ids
-            assert got.forced_logprobs == expected.forced_logprobs
-            assert got.read_tokens_mean == expected.read_tokens_mean
+        assert results(Generator(decoder).run(requests, method)) == results(want)
 
 
 @pytest.mark.gpu
@@ -281,10 +276,7 @@ def test_equals_the_device_from_graphs(
     for knobs in ({}, {"spare_slots": 3}, {"prefetch": True}, {"prefetch": True, "spare_slots": 3}):
         method = build(budget, config, **plain, offload=True, **knobs)
         for graph in (False, True) if steps <= 60 else (True,):
-            found = Generator(decoder, cuda_graph=graph).run(requests, method)
-            for got, expected in zip(found, want, strict=True):
-                assert got.output_ids == expected.output_ids
-                assert got.forced_logprobs == expected.forced_logprobs
+            assert results(Generator(decoder, cuda_graph=graph).run(requests, method)) == results(want)
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 DRAFTERS: dict[str, dict[str, Any]] = {
     "quest": {}, "streaming": {}, "lychee": {"block_size": 16, "sink_tokens": 16, "recent_tokens": 16}, "tidal": {},
-    "duo": {}, "h2o": {}, "tova": {}, "snapkv": {"window": 8}, "shadowkv": {"offload": True},
+    "duo": {}, "h2o": {}, "tova": {}, "snapkv": {"window": 8}, "shadowkv": {"offload": True, "long_generation": True},
 }  # fmt: skip
 BUDGET = 48
 PENALISED = Sampling(0.9, top_p=0.9, penalty=1.2, penalty_window=32)

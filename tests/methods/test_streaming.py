@@ -90,13 +90,3 @@ def test_a_finished_row_stands_still(
         assert state.cache.positions.tolist() == [17, 6]
         assert [len(state.cache.stored_kv(0, row, 1)[0]) for row in (0, 1)] == [8, 6]
         assert state.kv_tokens_per_head[0].tolist() == [read, 0.0]
-
-
-def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt]) -> None:
-    for name, ring_of in (("streaming", lambda cache: cache), ("duo", lambda cache: cache.ring)):
-        cache = get_method(name).from_budget(8, config).start(prompt_cache([12], 40)).cache
-        other, before = cache.clone(), ring_of(cache).k.clone()
-        ring_of(other).k.fill_(1.0)
-        other.advance(torch.tensor([1]))
-        assert ring_of(cache).k.equal(before)
-        assert (other.positions.item(), cache.positions.item()) == (13, 12)
