@@ -14,7 +14,7 @@ from rich.table import Table
 
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.evals.config_values import refuse_unknown
-from longdecode.reporting.runs import read_table
+from longdecode.reporting.runs import REFERENCE, read_table
 
 if TYPE_CHECKING:
     from longdecode.evals.run_config import RunConfig
@@ -172,7 +172,10 @@ def _tables(folders: list[Path], name: str) -> pd.DataFrame:
 
 
 def _quality(pairs: pd.DataFrame, a: str, b: str) -> Rows:
-    """Return the pairs of the two, the difference as a minus b whichever way the table has it."""
+    """Return the pairs of the two, the difference as a minus b whichever way the table has it.
+
+    At a place without one, each beside Full.
+    """
     rows: Rows = []
     for _, row in pairs.iterrows():
         if {row.a, row.b} != {a, b}:
@@ -180,14 +183,30 @@ def _quality(pairs: pd.DataFrame, a: str, b: str) -> Rows:
         turned = row.a != a
         gap = (-row.difference, -row.high, -row.low) if turned else (row.difference, row.low, row.high)
         values = (row.b_value, row.a_value) if turned else (row.a_value, row.b_value)
+        models = dict.fromkeys((row.b_model, row.model) if turned else (row.model, row.b_model))
         shown = f"{gap[0]:+.3f} ({gap[1]:+.3f} to {gap[2]:+.3f})"
         verdict = f"{row.verdict} ({row.a} beside {row.b})" if isinstance(row.verdict, str) else "-"
         task = row.suite if row.task == POOLED else row.task
         budget = str(row.budget) if row.budget == row.b_budget else f"{row.budget} / {row.b_budget}"
-        rows.append(
-            (row.run, task, f"{row.context:,}", budget, str(row.n), *(f"{v:.3f}" for v in values), shown, verdict)
+        at = (row.run, " / ".join(models), task, f"{row.context:,}", budget, str(row.n))
+        rows.append((*at, *(f"{v:.3f}" for v in values), shown, verdict))
+    told = {row[:5] for row in rows}
+    return rows + [row for row in _beside_full(pairs, a, b) if row[:5] not in told]
+
+
+def _beside_full(pairs: pd.DataFrame, a: str, b: str) -> Rows:
+    if pairs.empty:
+        return []
+    pairs = pairs[(pairs.b == REFERENCE) & (pairs.model == pairs.b_model)]
+    place = ["run", "model", "suite", "task", "context", "budget", "n"]
+    both = pairs[pairs.a == a].merge(pairs[pairs.a == b], on=place, suffixes=("", "_other"))
+    return [
+        (
+            r.run, r.model, r.suite if r.task == POOLED else r.task, f"{r.context:,}", str(r.budget), str(r.n),
+            f"{r.a_value:.3f}", f"{r.a_value_other:.3f}", "not paired", f"{r.verdict} / {r.verdict_other} beside full",
         )
-    return rows
+        for _, r in both.fillna("-").iterrows()
+    ]  # fmt: skip
 
 
 def _speed(steps: pd.DataFrame, a: str, b: str) -> Rows:

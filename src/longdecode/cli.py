@@ -205,7 +205,7 @@ def compare(
     from longdecode.reporting.terminal import compared
 
     quality, speed = compared(Path("results"), a, b, tokens_of(context) if context else None, profile)
-    show(console, ("run", "task", "context", "budget", "n", a, b, "difference", "verdict"), quality)
+    show(console, ("run", "model", "task", "context", "budget", "n", a, b, "difference", "verdict"), quality)
     show(console, ("run", "model", "context", "batch", "budget", f"{a}, times Full", f"{b}, times Full"), speed)
     if not quality and not speed:
         raise ConfigError(f"no run in results/ compared {a} and {b} at one task, context and budget, or timed both")

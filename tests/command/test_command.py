@@ -38,8 +38,8 @@ MINIATURE = ROOT / "models" / "miniature" / "weights"
 THEIRS = ("mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-8B")
 ROLES = str(ROOT / "models" / "miniature" / "roles" / "hardkuma.json")
 PAIR = {
-    "model": "m", "suite": "s", "context": 32768, "batch": 1, "n": 9, "unit": "%", "better": "higher", "budget": "1024",
-    "margin": 2.0,
+    "model": "m", "b_model": "m", "suite": "s", "context": 32768, "batch": 1, "n": 9, "unit": "%", "better": "higher",
+    "budget": "1024", "margin": 2.0,
 }  # fmt: skip
 
 
@@ -136,8 +136,12 @@ def test_a_long_table_does_not_hide_the_answer(folder: str, rows: int, capsys: p
 
 
 def test_compare_prints_pairs_and_speeds_from_tables(results: Path) -> None:
+    pairs = pd.read_csv(results / "comparisons.csv")
+    alone = pairs[pairs.task == "u"].assign(a="lychee", a_value=70.0, verdict="worse")
+    pd.concat([pairs, alone]).to_csv(results / "comparisons.csv", index=False)
     shown = said("compare", "lychee", "quest", "--context", "32k")
     assert "+30.000 (+20.000 to +45.000)" in shown and "within (lychee beside quest)" in shown
+    assert shown.count("not paired") == shown.count("worse / within beside full") == 1 and " 70.000" in shown
     assert shown.splitlines()[-1].split()[-2:] == ["2.50", "1.50"]
     turned = said("compare", "quest", "lychee")
     assert "-30.000 (-45.000 to -20.000)" in turned and turned.splitlines()[-1].split()[-2:] == ["1.50", "2.50"]

@@ -19,7 +19,8 @@ BUDGETS: dict[tuple[str, ...], int] = {
     ("engine",): 3_400,
     ("kernels",): 7_600,
     ("methods",): 6_600,
-    ("reporting",): 2_600,
+    # 3,600 are wanted at most; the last 20 are for who compares two methods that no run paired.
+    ("reporting",): 2_620,
     ("workflow", "src", ".ci", "profiles"): 1_400,
     TRAINED: 3_600,
     ("tests",): 21_000,
