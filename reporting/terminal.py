@@ -205,7 +205,7 @@ def _beside_full(pairs: pd.DataFrame, a: str, b: str) -> Rows:
             r.run, r.model, r.suite if r.task == POOLED else r.task, f"{r.context:,}", str(r.budget), str(r.n),
             f"{r.a_value:.3f}", f"{r.a_value_other:.3f}", "not paired", f"{r.verdict} / {r.verdict_other} beside full",
         )
-        for _, r in both.fillna("-").iterrows()
+        for _, r in both.fillna({"verdict": "-", "verdict_other": "-"}).iterrows()
     ]  # fmt: skip
 
 

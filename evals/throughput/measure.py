@@ -31,7 +31,8 @@ from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OPS, OWN_CHO
 _BENCHES = {KERNELS: KernelBench, EQUAL_MEMORY: EqualMemoryBench, OWN_CHOICES: OwnChoicesBench}
 _FILTERS = {"jobs": "kernels, models, ... (default: all)", "variants": f"variants, methods or ops: {', '.join(OPS)}"}
 _FILTERS |= dict.fromkeys(("stages", "contexts", "batches", "budgets"), "as tables print them")
-_SHOWN = ["method", "variant", "stage", "context", "batch", "budget", "op_sizes", "median_us", "ratio", "fraction"]
+_SHOWN = ["method", "variant", "stage", "context", "batch", "budget", "op_sizes", "median_us", "ratio"]
+_SHOWN += ["fraction", "gb_per_s"]
 Choose = Callable[[SpeedCell], bool]
 
 
@@ -101,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder, fresh = asked.output or Path("results") / run.profile / "speed", []
         for name in asked.jobs or run.throughput.jobs:
             fresh += measure_speed(run, name, folder / f"{name}.parquet", choose=chosen)
-        print(speed_table(fresh)[_SHOWN].dropna(axis=1, how="all").to_string(index=False))
+        table = speed_table(fresh)[_SHOWN].dropna(axis=1, how="all")
+        print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep="") if fresh else "nothing was timed")
     except LongDecodeError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
 

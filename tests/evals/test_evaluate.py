@@ -338,6 +338,13 @@ evaluate.evaluate_suite(load_run_config(sys.argv[3]), "tiny", "mini_recall", {"s
 """
 
 
+def test_a_text_is_compared_with_full_where_no_dense_method_runs_beside(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "prose.txt").write_text("Some prose, long enough to be cut anywhere. " * 200)
+    suites = {"fidelity": {"contexts": [512], "samples": 2, "batch": 2, "tasks": ["fidelity_forced"]}}
+    given = {"methods": {"full": {}, "infllm2": {}}, "data": {"prose": str(tmp_path / "prose.txt")}, "suites": suites}
+    assert {r.status for r in run("infllm2", "fidelity", **given)} == {"ok"}
+
+
 def test_a_killed_job_resumes_and_ends_with_the_same_records(
     run: Run, config_values: Values, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longdecode.reporting import looks, wording
-from longdecode.reporting.build import _build
+from longdecode.reporting.build import build
 from longdecode.reporting.runs import Run
 from site_pages import Parsed, parsed
 
@@ -66,7 +66,7 @@ def test_pages_have_titles_and_no_names_of_tables(pages: dict[str, Parsed], comm
 
 
 def test_each_undecided_recommendation_says_so_with_its_prompts(committed: dict[str, Run], tmp_path: Path) -> None:
-    index = parsed(_build([committed["real"]], tmp_path))  # of a small model alone, which many runs leave out
+    index = parsed(build(committed["real"].folder, tmp_path / "out"))  # of a small model alone
     cards = re.findall(r'<article class="card".*?</article>', index.html, re.DOTALL)
     assert len(cards) > 3
     for card in cards:
