@@ -99,7 +99,7 @@ def main(results: Path, run: Annotated[str, typer.Option()], tokens: int = TOKEN
     path = results / NAME
     try:
         config = load_run_config(results / "config.yaml")
-        table = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=PLACE)
+        table = pd.read_csv(path, dtype={"revision": str}) if path.exists() else pd.DataFrame(columns=PLACE)
         for row in exact_texts(config, run, resolve_device(device), tokens):
             print({name: row.get(name) for name in (*PLACE[1:], "status", "identical")}, flush=True)
             again = (table[PLACE] == [row[name] for name in PLACE]).all(axis=1)

@@ -59,7 +59,7 @@ class _Tables:
         self.table = cache(self._table)
 
     def _table(self, profile: str, name: str) -> pd.DataFrame:
-        return pd.read_csv(self.results / profile / f"{name}.csv", dtype={"budget": str})
+        return pd.read_csv(self.results / profile / f"{name}.csv", dtype={"budget": str, "revision": str})
 
     def row(self, profile: str, table: str, **wanted: Any) -> pd.Series:
         """Return the one row whose columns have these values."""

@@ -19,7 +19,7 @@ from longdecode.reporting import wording
 
 REFERENCE = "full"
 TABLES = ("summary", "speed", "comparisons", "measures", "claims", "pareto")
-_TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params"), str)
+_TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params", "revision"), str)
 CELL = ["model", "suite", "task", "context", "variant", "budget"]
 
 

@@ -29,7 +29,7 @@ _NUMBERS: Mapping[str, tuple[str, str, str, str]] = {
     "measures": ("value", "low", "high", "variant"),
 }
 """By table, the columns of number, bounds and variant."""
-TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params"), str)
+TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params", "revision"), str)
 """Columns that look like numbers at times and are none."""
 
 
