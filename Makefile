@@ -6,8 +6,9 @@ VENV := $(or $(LONGDECODE_VENV),.venv)
 BIN := $(VENV)/bin
 # Named by the lock's checksum: a changed lock is installed, an unchanged one is not looked at again.
 STAMP := $(VENV)/.installed-$(shell cksum < requirements.lock | tr ' ' '-')
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# A newer Python than 3.13 is the last choice: some pinned packages have no wheels for it yet and would be compiled.
+PYTHON ?= $(shell for end in 14 99; do for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, $$end))" 2>/dev/null && echo $$p && exit; done; done)
 PIP = $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 CORES ?= 8
 PROFILE ?= demo
