@@ -1,5 +1,10 @@
 """Every error this project raises on purpose: what was given, what is allowed, where it came from."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+
 
 class LongDecodeError(Exception):
     """Base of all errors raised on purpose."""
@@ -59,3 +64,27 @@ class StorageError(LongDecodeError):
 
 class LockError(LongDecodeError):
     """A lock cannot be had: somebody else holds it, or the place has no locks."""
+
+
+def unknown_name(kind: str, given: str, valid: Iterable[str], likely: Iterable[str] = ()) -> str:
+    """Return the sentence for an unknown ``given``, with the nearest of the ``valid`` names.
+
+    Where none is as near as a slip of the pen, it is the nearest of those that are ``likely``, if there are any.
+    """
+    names, word = sorted(valid), str(given).lower()
+    folded, likely = {name.lower(): name for name in names}, sorted(map(str.lower, likely))
+    slips = difflib.get_close_matches(word, folded, n=1, cutoff=0.8)
+    near = slips or difflib.get_close_matches(word, likely or folded, n=1, cutoff=0.0)
+    nearest = f"; nearest valid name: {folded.get(near[0], near[0])!r}" if near else ""
+    return f"unknown {kind} {given!r}{nearest} (valid: {', '.join(names) or 'none'})"
+
+
+def refuse_unknown(source: str, kind: str, given: Iterable[str], valid: Collection[str]) -> None:
+    """Refuse names that are not among the valid ones.
+
+    Raises:
+        ConfigError: the message begins with ``source`` and gives the nearest valid name.
+    """
+    for name in given:
+        if name not in valid:
+            raise ConfigError(f"{source}: {unknown_name(kind, name, valid)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Literal
@@ -16,14 +16,13 @@ from longdecode.engine.errors import ConfigError, ContextLimitError, DeviceMemor
 from longdecode.engine.kv_cache import DenseCache, WholeCache
 from longdecode.engine.request import Completion, Prompt, Request
 from longdecode.engine.sampling import Sampling
-from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, make_stepper
+from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, make_stepper, warming_up
 
 __all__ = ["Completion", "Generator", "Prompt", "Request", "Sampling"]
 
 GRAPH_FROM_STEPS = 24
 """Decode steps from which capturing a CUDA graph repays itself."""
 STOP_CHECK_STEPS = 16
-"""Steps between two looks at the active rows on CUDA, where each look waits for the device."""
 
 
 class Generator:
@@ -88,6 +87,23 @@ class Generator:
             DeviceMemoryError: the method's state does not fit beside the prompt.
             UnsupportedCellError: the method corrects or verifies in a cache that drops tokens.
         """
+        with self.ready(prompt, method, keep_prompt=keep_prompt) as (stepper, advance):
+            may_end_early = stepper.sequences.can_stop or isinstance(stepper, SpeculativeStepper)
+            with Timer(self.decoder.device) as timer:
+                for done in range(prompt.steps):
+                    if may_end_early and done % self.look_every == 0 and not bool(stepper.sequences.active.any()):
+                        break
+                    advance(done)
+            return _completions(stepper, prompt, timer.ms)
+
+    @contextmanager
+    def ready(
+        self, prompt: Prompt, method: AttentionMethod, *, keep_prompt: bool
+    ) -> Iterator[tuple[Stepper, Callable[[int], None]]]:
+        """Yield a stepper, and what advances it by a step, given how many are done: graphs where steps are many.
+
+        Arguments and errors are those of ``decode``.
+        """
         prompt.require_for(method)
         device = self.decoder.device
         capacity = prompt.cache.shape.capacity
@@ -96,22 +112,14 @@ class Generator:
         dense = prompt.cache if isinstance(prompt.cache, DenseCache) else None
         returned = dense.lent() if dense is not None and keep_prompt else nullcontext()
         with memory_guard(device, prompt.cache.batch, capacity), returned:
-            steps = max(request.continuation_tokens for request in prompt.requests) - 1
+            steps = prompt.steps
             graph = self.wants_graph(steps)
             if graph:
                 self._warm_up(prompt, method, steps, keep_prompt)
             copied = keep_prompt and dense is None
             stepper = make_stepper(self.decoder, self.sampling, prompt, method, keep_prompt=copied)
             works = stepper.works(steps)
-            advance = stepper.plan(tuple(capture(work, device) for work in works) if graph else works, steps)
-            may_end_early = stepper.sequences.can_stop or isinstance(stepper, SpeculativeStepper)
-            look_every = STOP_CHECK_STEPS if device.type == "cuda" else 1
-            with Timer(device) as timer:
-                for done in range(max(0, steps)):
-                    if may_end_early and done % look_every == 0 and not bool(stepper.sequences.active.any()):
-                        break
-                    advance(done)
-            return _completions(stepper, prompt, timer.ms)
+            yield stepper, stepper.plan(tuple(capture(work, device) for work in works) if graph else works, steps)
 
     def _prefill(
         self, requests: Sequence[Request], methods: Sequence[AttentionMethod], owner: AttentionMethod | None
@@ -137,7 +145,7 @@ class Generator:
         A dense prompt is worked on and put back; another that may be taken over is not copied where each step can be
         taken back, least of all in host memory.
         """
-        device, cache = self.decoder.device, prompt.cache
+        cache = prompt.cache
         period = method.correction.period if method.correction else 1
         dense = isinstance(cache, DenseCache)
         undone = not dense and not keep_prompt and isinstance(cache, WholeCache) and method.correction is None
@@ -145,17 +153,18 @@ class Generator:
         scratch_prompt = prompt if dense or undone else replace(prompt, cache=cache.clone())
         with cache.lent(period) if isinstance(cache, DenseCache) else nullcontext():
             scratch = make_stepper(self.decoder, self.sampling, scratch_prompt, method, keep_prompt=False)
-            stream = torch.cuda.Stream(device)
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
+            with warming_up(self.decoder.device):
                 for work in scratch.works(steps):
                     for _ in range(2):
                         saved += [cache.before_step()] if undone else []
                         work()
-            torch.cuda.current_stream(device).wait_stream(stream)
-            torch.cuda.synchronize(device)
             for step in reversed(saved):
                 cache.undo(step, torch.ones_like(cache.positions, dtype=torch.bool))
+
+    @property
+    def look_every(self) -> int:
+        """Steps between two looks at what was written, each of which waits for a GPU."""
+        return STOP_CHECK_STEPS if self.decoder.device.type == "cuda" else 1
 
     def wants_graph(self, steps: int) -> bool:
         """Return whether ``steps`` decode steps are captured as a CUDA graph."""

@@ -100,6 +100,11 @@ class Prompt:
     observed: Observed = field(default_factory=dict)
     maker: AttentionMethod | None = None
 
+    @property
+    def steps(self) -> int:
+        """Decode steps that its longest continuation takes."""
+        return max(0, *(request.continuation_tokens - 1 for request in self.requests))
+
     def require_for(self, method: AttentionMethod) -> None:
         """Refuse a method that would decode something else than its own prompt.
 

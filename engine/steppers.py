@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -248,6 +249,17 @@ def _dense(state: DecodeState, what: str) -> DenseCache:
             f"{what} needs a cache that keeps every token on the device; a {type(state.cache).__name__} does not"
         )
     return state.cache
+
+
+@contextmanager
+def warming_up(device: torch.device) -> Iterator[None]:
+    """Run what is inside on a side stream, as the warm-up of what is captured afterwards has to."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+    torch.cuda.synchronize(device)
 
 
 def capture(work: Work, device: torch.device) -> Work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -12,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, unknown_name
 from longdecode.engine.plugins import PluginRoom
 
 T = TypeVar("T")
@@ -20,30 +20,6 @@ _REFUSED = "refused"
 _MOST_SHOWN = 400
 MOST_NODES, MOST_LEVELS = 200_000, 50
 """Values of a file once its aliases are written out, and their depth; the largest configuration has about 2,000."""
-
-
-def unknown_name(kind: str, given: str, valid: Iterable[str], likely: Iterable[str] = ()) -> str:
-    """The sentence for an unknown ``given``, with the nearest of the ``valid`` names.
-
-    Where none is as near as a slip of the pen, it is the nearest of those that are ``likely``, if there are any.
-    """
-    names, word = sorted(valid), str(given).lower()
-    folded, likely = {name.lower(): name for name in names}, sorted(map(str.lower, likely))
-    slips = difflib.get_close_matches(word, folded, n=1, cutoff=0.8)
-    near = slips or difflib.get_close_matches(word, likely or folded, n=1, cutoff=0.0)
-    nearest = f"; nearest valid name: {folded.get(near[0], near[0])!r}" if near else ""
-    return f"unknown {kind} {given!r}{nearest} (valid: {', '.join(names) or 'none'})"
-
-
-def refuse_unknown(source: str, kind: str, given: Iterable[str], valid: Collection[str]) -> None:
-    """Refuse names that are not among the valid ones.
-
-    Raises:
-        ConfigError: the message begins with ``source`` and gives the nearest valid name.
-    """
-    for name in given:
-        if name not in valid:
-            raise ConfigError(f"{source}: {unknown_name(kind, name, valid)}")
 
 
 def wrong(problem: str, key: str = "") -> PydanticCustomError:

@@ -14,15 +14,14 @@ from typing import NamedTuple, TypeVar
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import resolve_device
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, refuse_unknown
 from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.evals.config_values import refuse_unknown
 from longdecode.evals.fingerprint import hash_texts
-from longdecode.evals.gate import Gate, free_memory, gate_folder, status_of
+from longdecode.evals.gate import Gate, attempt, gate_folder, status_of
 from longdecode.evals.manifest import seal
 from longdecode.evals.quality_job import QualityJob, Variant
-from longdecode.evals.records import Cell
+from longdecode.evals.records import Cell, Status
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import results_root
 from longdecode.evals.tasks.base import Sample, Task
@@ -110,8 +109,8 @@ class _Evaluation:
                     "score would flatter them; choose another tuning.seed or other tuning.contexts"
                 )
         for cell in cells if samples else ():
-            if (refusal := self.variants[cell.variant].refusal) is not None:
-                self._close([cell], refusal)
+            if (refusal := self.variants[cell.variant].refusal) and (status := status_of(refusal)):
+                self._close([cell], status, str(refusal))
         size = self.job.spec.batch  # of fixed composition, so that a resumed run repeats the first one's numbers
         for start in range(0, len(samples), size):
             batch = samples[start : start + size]
@@ -133,16 +132,13 @@ class _Evaluation:
             return
         built = {cell: self._attempt([cell], partial(self.variants[cell.variant].method_at, cell)) for cell in cells}
         methods = {cell: method for cell, method in built.items() if method is not None}
-        shared, failure = _Shared(requests), None
-        try:
-            shared = _prefilled(generator, task, requests, [m for m in methods.values() if m.prefills_densely])
-        except Exception as error:
-            failure = error
-        if failure is not None and status_of(failure) != "oom":
-            self._close(list(methods), failure)
+        dense = [method for method in methods.values() if method.prefills_densely]
+        prefill = partial(_prefilled, generator, task, requests, dense)
+        found, status, reason = attempt(prefill, self.job.device)
+        if status and status != "oom":
+            self._close(list(methods), status, reason)
             return
-        if failure is not None:
-            free_memory(self.job.device, failure)
+        shared = found or _Shared(requests)
         for cell, method in methods.items():
             given = shared if method.prefills_densely else shared._replace(prompt=None)
             self._attempt([cell], partial(self._decode, generator, given, batch, cell, method))
@@ -166,24 +162,15 @@ class _Evaluation:
 
     def _attempt(self, cells: Sequence[Cell], work: Callable[[], T]) -> T | None:
         """Do some work; where it fails with an error of the cells, close them and return ``None``."""
-        failure: Exception
-        try:
-            return work()
-        except Exception as error:
-            failure = error
-        # Outside the handler nothing but the error itself refers to the frames that hold its tensors.
-        self._close(cells, failure)
-        return None
+        made, status, reason = attempt(work, self.job.device)
+        if status:
+            self._close(cells, status, reason)
+        return made
 
-    def _close(self, cells: Sequence[Cell], error: Exception) -> None:
-        """Turn an error that belongs to the cells into their status; raise any other."""
-        status = status_of(error)
-        if status is None:
-            raise error
+    def _close(self, cells: Sequence[Cell], status: Status, reason: str) -> None:
+        """Store the status of cells that cannot run."""
         for variant, cell in ((self.variants[cell.variant], cell) for cell in cells):
-            variant.store.add(variant.closed(cell, status, str(error)))
-        if status == "oom":
-            free_memory(self.job.device, error)
+            variant.store.add(variant.closed(cell, status, reason))
 
     def _report(self, cells: Sequence[Cell]) -> None:
         """Say for each cell its samples and mean score or its status, and about how long the rest takes."""

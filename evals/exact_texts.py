@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.generation import Generator, Request
 from longdecode.evals import manifest, provenance
-from longdecode.evals.gate import free_memory, status_of
+from longdecode.evals.gate import attempt
 from longdecode.evals.generation.job import GenerationJob
 from longdecode.evals.generation.texts import first_difference, prompts
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, load_run_config
@@ -57,16 +58,10 @@ def exact_texts(config: RunConfig, run: str, device: torch.device, tokens: int =
                 "sampler": sampler, "batch": batch, "tokens": tokens, "device": device_name(device),
                 "prompts": " ".join(map(str, LENGTHS[:batch])), "revision": provenance.revision()[:12],
             }  # fmt: skip
-            failure: Exception | None = None
-            try:
-                mine = _texts(job, variant, generator, requests[:batch])
-            except Exception as error:  # status_of tells which are the variant's own
-                failure = error
-            if failure is not None:
-                if (status := status_of(failure)) is None:
-                    raise failure
-                free_memory(device, failure)
-                yield row | {"status": status, "reason": str(failure)}
+            write = partial(_texts, job, variant, generator, requests[:batch])
+            mine, status, reason = attempt(write, device)
+            if mine is None:
+                yield row | {"status": status, "reason": reason}
             elif mine:
                 yield row | {"status": "ok"} | _compared(mine, full)
 

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.records import Stored
-from longdecode.evals.specs import COMMON_WINDOW
+from longdecode.methods.card import COMMON_WINDOW
 from longdecode.methods.registry import load_card
 
 if TYPE_CHECKING:

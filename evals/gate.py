@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -23,6 +23,7 @@ from longdecode.evals.records import Status, Stored
 from longdecode.evals.run_config import Launches, RunConfig, budget_at, launches_of
 from longdecode.evals.store import replacing, results_root
 
+T = TypeVar("T")
 _REFUSALS = {"failed_gate": errors.GateError, "unsupported": errors.UnsupportedCellError}
 
 
@@ -168,6 +169,23 @@ def status_of(error: Exception) -> Status | None:
     if isinstance(error, errors.GateError | errors.CheckpointError):
         return "failed_gate"
     return "data_unavailable" if isinstance(error, errors.DataUnavailableError) else None
+
+
+def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, Status | None, str]:
+    """Return what work makes, or ``None`` with the status and the reason that its error gives a cell.
+
+    The memory that it took is free by then. An error that is no cell's own goes on.
+    """
+    failure: Exception
+    try:
+        return work(), None, ""
+    except Exception as error:
+        failure = error
+    # Outside the handler nothing but the error itself refers to the frames that hold its tensors.
+    if (status := status_of(failure)) is None:
+        raise failure
+    free_memory(device, failure)
+    return None, status, str(failure)
 
 
 def free_memory(device: torch.device, error: BaseException | None = None) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 
 from longdecode.engine.config_reader import built_model, prompt_files
 from longdecode.engine.disk import FileLock, LockHeldError, writing
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, unknown_name
 from longdecode.evals import fingerprint, run_config
-from longdecode.evals.config_values import unknown_name
 from longdecode.evals.fairness import tuned_variants
 from longdecode.evals.fingerprint import hash_files, hash_texts, narrowed, quality_settings
 from longdecode.evals.run_config import RunConfig

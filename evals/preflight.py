@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
+from longdecode.engine import errors
 from longdecode.engine.config_reader import BUILT_MODELS, built_model, read_config, resolve_checkpoint
-from longdecode.engine.errors import CheckpointError, ConfigError, LongDecodeError, StorageError, UnsupportedCellError
-from longdecode.evals.config_values import unknown_name
+from longdecode.engine.errors import ConfigError, LongDecodeError, unknown_name
 from longdecode.evals.datasets.reader import FROM_HUB, SOURCES
 from longdecode.evals.run_config import RunConfig
 
@@ -94,7 +94,7 @@ def _build(run: RunConfig, model: str, variant: str) -> None:
         for context in sorted({context for suite in run.suites_of(variant) for context in run.suites[suite].contexts}):
             try:
                 method.from_budget(budget.tokens(context), config, **run.methods[variant].params_of(model))
-            except UnsupportedCellError:
+            except errors.UnsupportedCellError:
                 continue  # a status of its cell
 
 
@@ -129,14 +129,14 @@ def _config_and_tokenizer(folder: Path) -> None:
     found = resolve_checkpoint(folder)
     read_config(found)
     if not any(found.glob("tokenizer*")) and not any(found.glob("vocab*")):
-        raise CheckpointError(f"{found} has no tokenizer (tokenizer.json)")
+        raise errors.CheckpointError(f"{found} has no tokenizer (tokenizer.json)")
 
 
 def _blamed(run: RunConfig, key: str, act: Callable[[], object]) -> None:
     """Do a check and name the configuration's key in its error."""
     try:
         act()
-    except StorageError:
+    except errors.StorageError:
         raise
     except LongDecodeError as error:
         text = str(error)

@@ -13,13 +13,13 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from longdecode.engine.errors import unknown_name
 from longdecode.evals import config_values as typed
 from longdecode.evals import specs
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
-from longdecode.evals.config_values import merged, read_yaml, unknown_name
+from longdecode.evals.config_values import merged, read_yaml
 from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks
 from longdecode.evals.throughput import spec as speed
-from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingSpec
 
 REFERENCE_METHOD = "full"
@@ -134,7 +134,8 @@ class RunConfig:
 
     def _references(self) -> Iterator[tuple[Any, ...]]:
         """Yield what ``require_known`` takes, of every name of a part of the configuration."""
-        models = (*self.models, *shape_names())
+        shapes = tuple(speed.RAW_SHAPES)
+        models = (*self.models, *shapes)
         for variant, spec in self.methods.items():
             yield "model", spec.by_model, models, f"methods.{variant}.by_model", self.models
             yield "suite of this run", spec.suites or (), self.suites, f"methods.{variant}.suites"
@@ -142,7 +143,7 @@ class RunConfig:
         for name, suite in self.suites.items():
             yield f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks"
         for number, grid in enumerate(self.throughput.grids):
-            timed = {speed.KERNELS: shape_names(), speed.OWN_CHOICES: tuple(self.models)}.get(grid.bench, models)
+            timed = {speed.KERNELS: shapes, speed.OWN_CHOICES: tuple(self.models)}.get(grid.bench, models)
             named = dict.fromkeys((grid.model, *grid.timed_on.values()))
             yield "model or shape", named, timed, f"throughput.{number}.model", {*timed} & {*self.models}
             yield "variant", grid.variants, self.methods, f"throughput.{number}.variants"

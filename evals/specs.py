@@ -21,8 +21,6 @@ from longdecode.methods.registry import METHODS, get_method, get_rule, load_card
 
 TaskName = Annotated[typed.Text, typed.known("task", task_names)]
 TUNING_SUITE = "tuning"
-COMMON_WINDOW = "+window"
-"""Ends the name of a variant that runs with the sinks and recent tokens that others have too."""
 TuningTask = Annotated[typed.Text, typed.known("tuning task", lambda: suite_tasks(TUNING_SUITE))]
 SamplerKey = Literal["temperature", "top_p", "min_p", "eta", "penalty", "penalty_window", "min_tokens"]
 

@@ -7,7 +7,7 @@ A method is taken to read its budget and an eighth of the context, for choosing.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,10 +25,9 @@ from longdecode.evals.config_values import read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import data_fault
-from longdecode.evals.run_config import Place, RecordFile, RunConfig, sizes_of
+from longdecode.evals.run_config import Place, RecordFile, RunConfig, record_files, sizes_of
 from longdecode.evals.tasks.registry import folder_of, get_task
-from longdecode.evals.throughput.shapes import RAW_SHAPES
-from longdecode.evals.throughput.spec import SHARED_JOBS
+from longdecode.evals.throughput.spec import RAW_SHAPES, SHARED_JOBS
 from longdecode.methods.registry import get_method
 
 MEASURED_BYTES = 15.0e9  # weights of the 8B shape that a step reads, of 16.1 GB with the embedding
@@ -121,16 +120,15 @@ def folder_here(path: str) -> Path:
 def cost_of(run: RunConfig) -> Cost:
     """Add up the jobs of a run's samples and texts; throughput tests count by their own times."""
     plan, cost = Plan(run, Path()), Cost()
-    groups = set[tuple[str, ...]]()
     for file in plan.record_files:
-        own = {"suite": (), "context": (str(file.context),), "cell": (str(file.context), file.variant)}[run.jobs]
-        groups.add((file.model, file.suite, *own))
         cost.add(_samples_cost(run, file))
     for text in run.generation.runs.values():
         cost.add(_texts_cost(run, text))
     heads = {path for model in run.models for path in plan.method_files(run.methods, model)} & set(plan.head_files)
     trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
-    cost.jobs = 1 + len(groups) + len(plan.speed_jobs) + len(plan.generation) + len(plan.forks) + sum(trained.values())
+    cost.jobs = (
+        1 + len(_jobs(run)) + len(plan.speed_jobs) + len(plan.generation) + len(plan.forks) + sum(trained.values())
+    )
     cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600
     cost.memory_bytes = max((beside + place[-1] * prompt for place, _, beside, prompt in places_of(run)), default=0.0)
     largest = max((size.weights for model in run.models.values() if (size := size_of(model.path))), default=16.1e9)
@@ -241,3 +239,52 @@ def kept_bytes(run: RunConfig, model: str, variant: str, context: int, budgets: 
     except (LongDecodeError, OSError, RuntimeError):  # no checkpoint, no roles yet, a budget that is none of the method
         return 0
     return kept if own else kept - context * config.kv_bytes_per_token(2)
+
+
+def planned(runs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield the table of some runs, a row each and one for all, then what is missing, too large or gated."""
+    yield f"hours of one {TIMES['device']} by measured step times, scaled by bytes; jobs may run side by side"
+    yield f"{'run':<24}{'jobs':>6}{'GPU hours':>12}{'GB a job':>14}{'disk GB':>14}{'download GB':>14}"
+    total = Cost()
+    for run in runs:
+        cost = cost_of(run)
+        yield _priced(run.profile, cost)
+        total.add(cost)
+    if len(runs) > 1:
+        yield _priced("all", total)
+    yield from dict.fromkeys(f"missing: {what}" for what in total.missing)
+    yield from (f"does not fit: {what}" for run in runs for what in (*too_large(run), *_too_long(run)))
+    for path in sorted({model.path for run in runs for model in run.models.values()}):
+        if (size := size_of(path)) and size.gated:
+            yield f"gated: https://huggingface.co/{path} (accept its licence there, then `hf auth login`)"
+
+
+def _too_long(run: RunConfig) -> Iterator[str]:
+    """Yield a line for each model here that reads fewer tokens than the longest contexts of its suites have."""
+    for label, model in run.models.items():
+        with suppress(LongDecodeError, OSError):  # what is not here is told as missing
+            limit = config_here(model.path).max_positions
+            if over := sorted({tokens for suite in run.suites.values() for tokens in suite.contexts if tokens > limit}):
+                yield f"{label} reads {limit:,} tokens at most: no score at {over}"
+
+
+def _priced(name: str, cost: Cost) -> str:
+    """Return the line of a table; disk holds downloads and records."""
+    loaded = sum(cost.downloads.values())
+    cells = (cost.memory_bytes / 1e9, (cost.records_bytes + loaded) / 1e9, loaded / 1e9)
+    return f"{name:<24}{cost.jobs:>6,}{cost.gpu_hours:>12,.1f}" + "".join(f"{cell:>14,.1f}" for cell in cells)
+
+
+def cells_of(run: RunConfig) -> dict[str, float]:
+    """Return by rule the cells of one job, on average: tasks, contexts and budgets of each variant."""
+    cells, jobs = Counter[str](), Counter(job.suite for job in _jobs(run))
+    for file in record_files(run):
+        spec = run.suites[file.suite]
+        contexts = len(spec.contexts) if file.context is None else 1
+        cells[file.suite] += len(spec.tasks) * contexts * len(run.budgets_of(file.variant))
+    return {f"evaluate_{suite}": count / jobs[suite] for suite, count in cells.items()}
+
+
+def _jobs(run: RunConfig) -> set[RecordFile]:
+    """Return a file for each job that scores: without a variant where a job has all of them."""
+    return {file if run.jobs == "cell" else file._replace(variant="") for file in record_files(run)}

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from longdecode.engine.errors import ConfigError
 
+COMMON_WINDOW = "+window"
+"""Ends the name of a variant that runs with the sinks and recent tokens that others have too."""
 Family = Literal["dense", "sinks+window", "pages", "tokens", "heads", "evicting", "speculative"]
 """Name what is read or dropped: everything, a fixed pattern, pages or tokens by score, by role of the head."""
 

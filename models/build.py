@@ -17,8 +17,7 @@ import torch
 
 from longdecode.engine.config_reader import cache_root
 from longdecode.engine.disk import existing_parent, whole_folder, writing
-from longdecode.engine.errors import GateError, StorageError
-from longdecode.evals.config_values import refuse_unknown
+from longdecode.engine.errors import GateError, StorageError, refuse_unknown
 from longdecode.models.check import LOGIT_TOLERANCE, largest_logit_difference
 from longdecode.models.download import Found, look, obtained
 from longdecode.models.gguf import check_header, open_gguf, read_config, read_tensors

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from longdecode.evals.specs import COMMON_WINDOW
+from longdecode.methods.card import COMMON_WINDOW
 from longdecode.reporting import charts, tradeoff, wording
 from longdecode.reporting.overview import default_place, row_anchor
 from longdecode.reporting.runs import REFERENCE, Run, each, in_order

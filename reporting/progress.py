@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from longdecode.evals.run_config import RunConfig
 
 FINISHED = re.compile(r"^Finished jobid: \d+ \(Rule: (\w+)\)")
 STEPS = re.compile(r"^(\d+) of (\d+) steps")
@@ -72,20 +70,6 @@ class Told:
     def seconds(self) -> float:
         """Seconds since the run began."""
         return time.monotonic() - self.began
-
-
-def cells_of(run: RunConfig) -> dict[str, float]:
-    """Return by rule the cells of one job: tasks, contexts and budgets of each variant."""
-    suites: Counter[str] = Counter()
-    for variant in run.methods:
-        for suite in run.suites_of(variant):
-            spec = run.suites[suite]
-            suites[suite] += len(spec.tasks) * len(spec.contexts) * len(run.budgets_of(variant))
-    jobs = {
-        suite: {"suite": 1, "context": len(spec.contexts), "cell": len(spec.contexts) * len(run.methods)}[run.jobs]
-        for suite, spec in run.suites.items()
-    }
-    return {f"evaluate_{suite}": cells / jobs[suite] for suite, cells in suites.items()}
 
 
 def clock(seconds: float) -> str:

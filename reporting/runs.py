@@ -15,11 +15,11 @@ import pandas as pd
 import yaml
 
 from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.evals.analysis.declaration import read_table
 from longdecode.reporting import wording
 
 REFERENCE = "full"
 TABLES = ("summary", "speed", "comparisons", "measures", "claims", "pareto")
-_TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params", "revision"), str)
 CELL = ["model", "suite", "task", "context", "variant", "budget"]
 
 
@@ -223,18 +223,16 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def add_run(folder: Path, results: Path) -> tuple[Path, int]:
-    """Check a run from elsewhere and copy the files of its manifest; return its new folder and how many there are.
+def add_run(folder: Path, target: Path) -> int:
+    """Check a run from elsewhere, copy the files of its manifest to a new folder, and return how many there are.
 
     Raises:
-        ConfigError: it has no configuration, a run of its name is there, or a file leads out of the folder.
+        ConfigError: a run of its name is there, or a file leads out of the folder.
         ManifestError: a file is not as it was written.
         ReportError: its tables are none of this version.
     """
     from longdecode.evals import manifest
-    from longdecode.evals.run_config import load_run_config
 
-    target = results / load_run_config(folder / "config.yaml").profile
     manifest.require(folder)
     files = sorted(manifest.listed(folder))
     for path in files:
@@ -243,35 +241,21 @@ def add_run(folder: Path, results: Path) -> tuple[Path, int]:
     read_run(folder)
     if target.exists():
         raise ConfigError(f"{target} is there already; name the run otherwise (key profile) or move it away")
-    results.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place, then renamed: a copy that ends early is no run.
-    with tempfile.TemporaryDirectory(dir=results, prefix=".") as place:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as place:
         staged = Path(place, "run")
         for path in (folder / manifest.NAME, *files):
             copy = staged / path.relative_to(folder)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
         staged.rename(target)
-    return target, len(files)
+    return len(files)
 
 
 def _checked(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return {**found, "variant": path.stem}
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """Read one table; one that was not written is empty.
-
-    Raises:
-        ReportError: the file is no table.
-    """
-    if not path.is_file():
-        return pd.DataFrame()
-    try:
-        return pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=["", "nan"], low_memory=False)
-    except ValueError as error:  # pandas' own errors are of this kind
-        raise ReportError(f"{path}: no table that can be read: {' '.join(str(error).split())}") from None
 
 
 def joined(run: Run) -> pd.DataFrame:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from longdecode.engine.errors import ConfigError, LongDecodeError
-from longdecode.evals.config_values import refuse_unknown
-from longdecode.reporting.runs import REFERENCE, read_table
-
-if TYPE_CHECKING:
-    from longdecode.evals.run_config import RunConfig
-    from longdecode.evals.sweep import Cost
+from longdecode.engine.errors import ConfigError, refuse_unknown
+from longdecode.evals.analysis.declaration import read_table
+from longdecode.reporting.runs import REFERENCE
 
 Rows = list[tuple[str, ...]]
 ENDED = ("task", "context", "method", "budget", "n", "score", "Full", "difference", "verdict", "times Full")
@@ -36,44 +31,6 @@ def show(console: Console, columns: Iterable[str], rows: Iterable[Iterable[Any]]
         table.add_row(*(str(cell) for cell in row))
     if table.row_count:
         console.print(table)
-
-
-def planned(runs: Sequence[RunConfig]) -> Iterator[str]:
-    """Yield the table of some runs, a row each and one for all, then what is missing, too large or gated."""
-    from longdecode.evals import sweep  # torch comes with it
-
-    yield f"hours of one {sweep.TIMES['device']} by measured step times, scaled by bytes; jobs may run side by side"
-    yield f"{'run':<24}{'jobs':>6}{'GPU hours':>12}{'GB a job':>14}{'disk GB':>14}{'download GB':>14}"
-    total = sweep.Cost()
-    for run in runs:
-        cost = sweep.cost_of(run)
-        yield _priced(run.profile, cost)
-        total.add(cost)
-    if len(runs) > 1:
-        yield _priced("all", total)
-    yield from dict.fromkeys(f"missing: {what}" for what in total.missing)
-    yield from (f"does not fit: {what}" for run in runs for what in (*sweep.too_large(run), *_too_long(run)))
-    for path in sorted({model.path for run in runs for model in run.models.values()}):
-        if (size := sweep.size_of(path)) and size.gated:
-            yield f"gated: https://huggingface.co/{path} (accept its licence there, then `hf auth login`)"
-
-
-def _too_long(run: RunConfig) -> Iterator[str]:
-    """Yield a line for each model here that reads fewer tokens than the longest contexts of its suites have."""
-    from longdecode.evals.sweep import config_here
-
-    for label, model in run.models.items():
-        with suppress(LongDecodeError, OSError):  # what is not here is told as missing
-            limit = config_here(model.path).max_positions
-            if over := sorted({tokens for suite in run.suites.values() for tokens in suite.contexts if tokens > limit}):
-                yield f"{label} reads {limit:,} tokens at most: no score at {over}"
-
-
-def _priced(name: str, cost: Cost) -> str:
-    """Return the line of a table; disk holds downloads and records."""
-    loaded = sum(cost.downloads.values())
-    cells = (cost.memory_bytes / 1e9, (cost.records_bytes + loaded) / 1e9, loaded / 1e9)
-    return f"{name:<24}{cost.jobs:>6,}{cost.gpu_hours:>12,.1f}" + "".join(f"{cell:>14,.1f}" for cell in cells)
 
 
 def show_ended(console: Console, results: Path) -> None:

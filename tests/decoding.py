@@ -26,6 +26,11 @@ from longdecode.methods.conformance_model import Shape
 from longdecode.methods.offloaded import Offloadable
 from longdecode.methods.registry import get_method
 
+THREE_LAYERS = ModelConfig(
+    family="llama", vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_dim=16, max_positions=4096, rope={"rope_theta": 10_000.0},
+)  # fmt: skip
+"""A tiny model of three layers with a long context."""
 Heads = tuple[Tensor, Tensor, Tensor]
 """A step's queries, keys and values of one layer, ``[B, heads, 1, D]``."""
 

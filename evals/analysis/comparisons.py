@@ -143,7 +143,15 @@ def _requested(cells: Cells, requests: Iterable[PairRequest]) -> Iterator[Pair]:
         places[cell[1:5]].append(cell)
     for request in requests:
         for here in places.values():
-            yield from ((a, b) for a in here for b in here if request.asks_for(a, b))
+            yield from ((a, b) for a in here for b in here if _asked(request, a, b))
+
+
+def _asked(request: PairRequest, a: Cell, b: Cell) -> bool:
+    return (
+        a.variant in request.a and b.variant == request.b
+        and request.a_model in (None, a.model) and b.model == (request.b_model or a.model)
+        and (request.any_budget or b.budget in (a.budget, "full"))
+    )  # fmt: skip
 
 
 def means(

@@ -9,16 +9,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from longdecode.engine.errors import LongDecodeError
-
-if TYPE_CHECKING:
-    from longdecode.evals.analysis.cells import Cell
 
 TableName = Literal["summary", "speed", "comparisons", "measures"]
 Where = dict[str, str | int | float | list[str] | list[int]]
@@ -29,7 +26,7 @@ _NUMBERS: Mapping[str, tuple[str, str, str, str]] = {
     "measures": ("value", "low", "high", "variant"),
 }
 """By table, the columns of number, bounds and variant."""
-TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params", "revision"), str)
+_TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params", "revision"), str)
 """Columns that look like numbers at times and are none."""
 
 
@@ -38,7 +35,7 @@ class DeclarationError(LongDecodeError):
 
 
 class QueryError(LongDecodeError):
-    """A query that names a column its table does not have."""
+    """A table that cannot be read, or a query of a column that it does not have."""
 
 
 class AmbiguousQueryError(QueryError):
@@ -103,8 +100,7 @@ class Tables:
     @classmethod
     def read(cls, folder: Path) -> Tables:
         """Read summary.csv, speed.csv, comparisons.csv and measures.csv of a results folder, those that exist."""
-        paths = {name: folder / f"{name}.csv" for name in _NUMBERS}
-        return cls({name: read_table(path) for name, path in paths.items() if path.is_file()})
+        return cls({name: read_table(folder / f"{name}.csv") for name in _NUMBERS})
 
     def find(self, query: Query | None) -> Found | None:
         """Return the number of the one row that fits; nothing where none does. Rows without a number do not count.
@@ -154,8 +150,17 @@ def _found(query: Query, row: Mapping[str, Any]) -> Found:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read one table; an empty field is missing, and no text is taken for missing."""
-    return pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=[""], low_memory=False)
+    """Read one table; an empty field is missing, and no text is taken for missing. One that was not written is empty.
+
+    Raises:
+        QueryError: the file is no table.
+    """
+    if not path.is_file():
+        return pd.DataFrame()
+    try:
+        return pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=[""], low_memory=False)
+    except ValueError as error:  # pandas' own errors are of this kind
+        raise QueryError(f"{path}: no table that can be read: {' '.join(str(error).split())}") from None
 
 
 def _text(value: object) -> str:
@@ -179,14 +184,6 @@ class PairRequest(_Closed):
     a_model: str | None = None
     b_model: str | None = None
     any_budget: bool = False
-
-    def asks_for(self, a: Cell, b: Cell) -> bool:
-        """Return whether the request is for this pair of cells of one task."""
-        return (
-            a.variant in self.a and b.variant == self.b
-            and self.a_model in (None, a.model) and b.model == (self.b_model or a.model)
-            and (self.any_budget or b.budget in (a.budget, "full"))
-        )  # fmt: skip
 
 
 class Ours(_Closed):

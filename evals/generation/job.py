@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from longdecode.engine.generation import Generator, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.fingerprint import code_hash, file_hashes, hash_texts
-from longdecode.evals.gate import Gate, free_memory, status_of
+from longdecode.evals.gate import Gate, attempt
 from longdecode.evals.generation import texts
 from longdecode.evals.model_job import ModelJob
 from longdecode.evals.records import Cell, Provenance, Record
@@ -116,15 +116,8 @@ class GenerationJob(ModelJob):
 
     def record(self, cell: Cell, number: int, full: Record | None) -> Record:
         """Write one text, against Full's where there is one; what cannot be written is a record with its status."""
-        failure: Exception | None = None
-        try:
-            return self._written(cell, number, full)
-        except Exception as error:  # status_of tells which are the text's own
-            failure = error
-        if (status := status_of(failure)) is None:
-            raise failure
-        free_memory(self.device, failure)
-        return self._record(cell, {}, sample_index=-1, status=status, reason=str(failure))
+        made, status, reason = attempt(partial(self._written, cell, number, full), self.device)
+        return made or self._record(cell, {}, sample_index=-1, status=status, reason=reason)
 
     def _written(self, cell: Cell, number: int, full: Record | None) -> Record:
         if refusal := self.gate.refusal(cell.variant, self.spec.model):

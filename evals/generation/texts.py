@@ -22,9 +22,9 @@ from torch import Tensor
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import Timer
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
-from longdecode.engine.generation import STOP_CHECK_STEPS, Generator, memory_guard
+from longdecode.engine.generation import Generator
 from longdecode.engine.request import Request
-from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, make_stepper
+from longdecode.engine.steppers import SpeculativeStepper, Stepper, make_stepper
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.generators.narrative import narrative
@@ -100,31 +100,22 @@ def write_text(
         UnsupportedCellError: the method cannot run here.
         DeviceMemoryError: they do not fit the device.
     """
-    device, total = generator.decoder.device, request.max_new_tokens
-    every, calls, ms = -(-total // MARKS), 0, 0.0
-    marks = dict[int, dict[str, float]]()
-    with memory_guard(device, 1, request.total_tokens):
-        stepper, prefill_ms = _begin(generator, method, request)
-        graph = generator.wants_graph(total - 1)
-        if graph:
-            _warm_up(stepper, total)
-            del stepper  # what was warmed up on has moved on
-            stepper, prefill_ms = _begin(generator, method, request)
-        works = stepper.works(total - 1)
-        advance = stepper.plan(tuple(capture(work, device) for work in works) if graph else works, total - 1)
+    total, calls, ms = request.max_new_tokens, 0, 0.0
+    every, marks = -(-total // MARKS), dict[int, dict[str, float]]()
+    prompt = generator.prefill_for([request], method)
+    with generator.ready(prompt, method, keep_prompt=False) as (stepper, advance):
         counts = stepper.sequences.counts
         while (written := int(counts[0])) < total:
             until = min(total, (written // every + 1) * every)
-            with Timer(device) as timer:
+            with Timer(generator.decoder.device) as timer:
                 while int(counts[0]) < until:
-                    # A look at the count waits for the device.
-                    for _ in range(STOP_CHECK_STEPS if device.type == "cuda" else 1):
+                    for _ in range(generator.look_every):
                         advance(calls)
                         calls += 1
             ms += timer.ms
             marks[until] = _totals(stepper, ms)
         ids = tuple(stepper.sequences.chosen[0, : int(counts[0])].tolist())
-    return ids, measures_of(marks, method) | {"prefill_ms": prefill_ms}
+    return ids, measures_of(marks, method) | {"prefill_ms": prompt.prefill_ms}
 
 
 def measures_of(marks: Mapping[int, Mapping[str, float]], method: AttentionMethod) -> dict[str, float]:
@@ -153,31 +144,11 @@ def measures_of(marks: Mapping[int, Mapping[str, float]], method: AttentionMetho
     return found | {f"at_{at}_{name}": value for at, totals in marks.items() for name, value in totals.items()}
 
 
-def _begin(generator: Generator, method: AttentionMethod, request: Request) -> tuple[Stepper, float]:
-    """Read a prompt; its cache lives on where the stepper has taken it over, and nowhere else."""
-    prompt = generator.prefill_for([request], method)
-    stepper = make_stepper(generator.decoder, generator.sampling, prompt, method, keep_prompt=False)
-    return stepper, prompt.prefill_ms
-
-
 def _totals(stepper: Stepper, ms: float) -> dict[str, float]:
     counted = stepper.proposer.counts() if isinstance(stepper, SpeculativeStepper) else {}
     ngrams = float(counted["ngram_tokens"][0]) if "ngram_tokens" in counted else 0.0
     tokens, steps = float(stepper.sequences.counts[0]), float(stepper.sequences.steps[0]) - 1
     return {"tokens": tokens, "steps": steps, "ms": ms, "ngram_tokens": ngrams}
-
-
-def _warm_up(stepper: Stepper, total: int) -> None:
-    """Run each kind of work twice on a side stream, as graph capture asks for."""
-    device = stepper.decoder.device
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for work in stepper.works(total - 1):
-            work()
-            work()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    torch.cuda.synchronize(device)
 
 
 def distinct(units: Sequence[Hashable], order: int) -> float:
@@ -217,7 +188,8 @@ def steps_of(generator: Generator, method: AttentionMethod, request: Request) ->
     Raises:
         ConfigError: the method does not verify by the exact rule.
     """
-    stepper, _ = _begin(generator, method, request)
+    prompt = generator.prefill_for([request], method)
+    stepper = make_stepper(generator.decoder, generator.sampling, prompt, method, keep_prompt=False)
     if not isinstance(stepper, SpeculativeStepper) or stepper.rule != "exact":
         raise ConfigError(f"{method.name}: the law is measured along a text of mode exact")
     proposer, sequences = stepper.proposer, stepper.sequences

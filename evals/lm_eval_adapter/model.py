@@ -18,12 +18,12 @@ from tqdm import tqdm
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import resolve_device, resolve_dtype
-from longdecode.engine.errors import ConfigError, ContextLimitError
+from longdecode.engine.errors import ConfigError, ContextLimitError, refuse_unknown, unknown_name
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.tokenizer import eos_ids, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
-from longdecode.evals.config_values import read, refuse_unknown, unknown_name
+from longdecode.evals.config_values import read
 from longdecode.evals.fingerprint import code_hash
 from longdecode.methods.conformance import check_method
 from longdecode.methods.registry import get_method

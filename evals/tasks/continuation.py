@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.datasets.books import read_books
+from longdecode.evals.datasets.books import UNSEEN, read_books
 from longdecode.evals.datasets.reader import SOURCES, read_text
 from longdecode.evals.generators import chain, lookup, narrative
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from longdecode.engine.request import Completion
 
-UNSEEN = ("860", "4047", "5962", "7412", "9931", "12204", "26493", "28444")
-"""PG-19 books that no model of this project was trained on."""
 HELD_OUT = ("12204", "860")
 """Books of PG-19's test split that no training run of the miniature reads."""
 TUNING_BOOKS = ("27454", "53345")

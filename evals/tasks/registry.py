@@ -17,9 +17,8 @@ from typing import Any, cast
 
 import yaml
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, unknown_name
 from longdecode.engine.plugins import PluginRoom
-from longdecode.evals.config_values import unknown_name
 from longdecode.evals.tasks.base import Data, Question, Reasked, Suite, Task
 
 _OWN: Mapping[str, Mapping[str, Any]] = yaml.safe_load(

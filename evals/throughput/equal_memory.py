@@ -27,13 +27,13 @@ from longdecode.engine.sampling import Sampling
 from longdecode.engine.steppers import Stepper, make_stepper
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.budgets import FULL_BUDGET
-from longdecode.evals.datasets.books import read_books
-from longdecode.evals.gate import free_memory
+from longdecode.evals.datasets.books import UNSEEN, read_books
+from longdecode.evals.gate import attempt, free_memory
 from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.forced_selection import ForcedSelection, draw_selections
-from longdecode.evals.throughput.harness import Bench, SpeedCell, attempt, checkpoint_folder, config_of
+from longdecode.evals.throughput.harness import Bench, SpeedCell, checkpoint_folder, config_of
 from longdecode.evals.throughput.spec import FULL, MAX_BATCH, OWN_CHOICES, Grid
 from longdecode.evals.throughput.steps import fill_cache, new_stepper, stepper_case
 from longdecode.evals.throughput.timing import Case, captured, repeated
@@ -41,7 +41,6 @@ from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.methods.offloaded import Offloadable
 from longdecode.methods.offloaded_cache import OffloadedCache
 from longdecode.methods.shadowkv.cache import ShadowCache
-from longdecode.training.long_context.books import manifest
 
 _FILL_BYTES = 1 << 26
 _STRIDE = 0.6180339887498949
@@ -99,16 +98,15 @@ class EqualMemoryBench(Bench):
             return
         rounded, most = 1 << (need - 1).bit_length(), cells[0].grid.host_gib << 30
 
-        def pin() -> Tensor:
+        def pin() -> None:
             region = HostBuffer(rounded if rounded <= most else need, self.device).bytes
             values = torch.randn(_FILL_BYTES // self.dtype.itemsize, device=self.device).to(self.dtype)
             for part in region.split(_FILL_BYTES):
                 part.copy_(values.view(torch.uint8)[: part.numel()], non_blocking=True)
             torch.cuda.synchronize(self.device)
-            return region
 
-        _region, failure = attempt(pin)
-        free_memory(self.device, failure)  # the cells that need the memory will say why it failed
+        attempt(pin, self.device)  # the cells that need the memory will say why it failed
+        free_memory(self.device)
 
     def reference(self, cell: SpeedCell) -> Case:
         """Return full attention's steps at its own batch."""
@@ -265,7 +263,7 @@ class OwnChoicesBench(EqualMemoryBench):
     def _texts(self) -> Sequence[str]:
         """Return the books that no training of this project saw, or stories where no place for books is configured."""
         if books := self.run.data.get("pg19"):
-            return tuple(read_books(books, manifest()["unseen"]).values())
+            return tuple(read_books(books, UNSEEN).values())
         longest = max(context for grid in self.grids for context in grid.contexts)
         count = max(grid.sequences for grid in self.grids)
         drawn = (random.Random(f"own choices {number}") for number in range(count))

@@ -23,13 +23,12 @@ from longdecode.engine.weights import load_decoder, random_decoder
 from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.fingerprint import file_hashes, hash_settings, hash_texts, speed_code_hash
-from longdecode.evals.gate import Gate, free_memory, status_of
+from longdecode.evals.gate import Gate, attempt, free_memory, status_of
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.records import Key, Provenance, SpeedRecord, Stage, Weights, op_sizes
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import Store
-from longdecode.evals.throughput.shapes import RAW_SHAPES
-from longdecode.evals.throughput.spec import FULL, Grid, code_module
+from longdecode.evals.throughput.spec import FULL, RAW_SHAPES, Grid, code_module
 from longdecode.evals.throughput.timing import Case, Guard, clock_for, time_pair
 from longdecode.methods.registry import get_method
 
@@ -50,14 +49,6 @@ def checkpoint_folder(run: RunConfig, name: str) -> Path:
 def config_of(run: RunConfig, name: str, positions: int = 0) -> ModelConfig:
     """Return the ``ModelConfig`` of a model of the configuration or of a shape; nothing is loaded."""
     return read_config(checkpoint_folder(run, name)) if name in run.models else shape_config(name, positions)
-
-
-def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Return what ``work`` makes, or the error that stopped it, for ``free_memory`` outside of its handling."""
-    try:
-        return work(), None
-    except Exception as error:
-        return None, error
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +185,9 @@ class Bench:
             places.setdefault(self.place(cell), []).append(cell)
         for cells in places.values():
             for cell in store.open(cells):
-                record, failure = attempt(partial(self._timed, cell, gate))
-                if record is None:
-                    assert failure is not None
-                    if (status := status_of(failure)) is None:
-                        raise failure
-                    record = self._record(cell, status=status, reason=str(failure))
-                store.add(record)
-                free_memory(self.device, failure)
+                record, status, reason = attempt(partial(self._timed, cell, gate), self.device)
+                store.add(record or self._record(cell, status=status, reason=reason))
+                free_memory(self.device)
             self._shared.clear()
             free_memory(self.device)
 
@@ -212,13 +198,15 @@ class Bench:
             name = self.model_name(cell)
             if cell.variant in self.run.methods and (refusal := gate.refusal(cell.variant, name)) is not None:
                 raise refusal
-        problem = None
-        reference, failure = attempt(partial(self.reference, cell))
-        if failure is not None:
-            if status_of(failure) != "oom" or (cell.variant, cell.stage) == (FULL, "step"):
-                raise failure
-            problem = f"no ratio over {FULL}: {failure}"
-            free_memory(self.device, failure)
+        problem, reference = None, None
+        try:
+            reference = self.reference(cell)
+        except Exception as error:
+            if status_of(error) != "oom" or (cell.variant, cell.stage) == (FULL, "step"):
+                raise
+            problem = f"no ratio over {FULL}: {error}"
+        if problem:
+            free_memory(self.device)
         cuda = self.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -238,7 +226,7 @@ class Bench:
         """Hash what identifies a model's weights, without loading them."""
         if name in self.run.models:
             return provenance.checkpoint_hash(checkpoint_folder(self.run, name))
-        return hash_texts([name, str(self.run.seed)])
+        return hash_texts([name, repr(RAW_SHAPES[name]), str(self.run.seed)])
 
     def origin(self, cell: SpeedCell) -> Provenance:
         """Collect the provenance of a cell: its code hash covers what times it and the two methods of its pairs."""

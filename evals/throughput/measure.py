@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from longdecode.engine.device import resolve_device
-from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.errors import ConfigError, LongDecodeError, unknown_name
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.analysis.cells import good_times, median, speed_table
-from longdecode.evals.config_values import unknown_name
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
 from longdecode.evals.records import SpeedRecord

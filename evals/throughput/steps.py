@@ -19,7 +19,7 @@ from longdecode.engine.sampling import Sampling
 from longdecode.engine.steppers import CorrectedStepper, SpeculativeStepper, Stepper, make_stepper
 from longdecode.engine.token_block import TokenBlock
 from longdecode.evals.throughput.kernel_ops import random_tree
-from longdecode.evals.throughput.shapes import RAW_SHAPES
+from longdecode.evals.throughput.spec import RAW_SHAPES
 from longdecode.evals.throughput.timing import Case, captured, repeated
 
 _ENDLESS = 1 << 14

@@ -22,7 +22,7 @@ import torch
 from longdecode.engine.device import NvmlMonitor, Reading
 from longdecode.engine.errors import LongDecodeError, MonitorError
 from longdecode.engine.kv_cache import KVCache
-from longdecode.engine.steppers import capture
+from longdecode.engine.steppers import capture, warming_up
 from longdecode.evals.records import SpeedSample
 from longdecode.evals.throughput.spec import GRAPH_WARMUP_STEPS, WARMUP_BLOCKS
 
@@ -119,14 +119,10 @@ def captured(
 
     if device.type != "cuda":
         return work
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    with warming_up(device):
         for _ in range(GRAPH_WARMUP_STEPS):
             reset()
             work()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    torch.cuda.synchronize(device)
     reset()
     return capture(work, device)
 

@@ -166,7 +166,7 @@ def plan(
 ) -> None:
     """Print jobs, GPU hours, memory a job, disk, downloads, what is missing or does not fit. Nothing runs."""
     from longdecode.evals.run_config import load_run_config
-    from longdecode.reporting.terminal import planned
+    from longdecode.evals.sweep import planned
     from longdecode.running import config_file
 
     folder = next((path for path in (Path(profile), REPOSITORY / "config" / profile) if path.is_dir()), None)
@@ -295,8 +295,8 @@ def add_results(folder: Annotated[Path, typer.Argument(help="A folder of results
     """Check a run's tables and manifest, and copy what the manifest lists to results/."""
     from longdecode.reporting.runs import add_run
 
-    target, files = add_run(folder, Path("results"))
-    console.print(f"{target}: {files} files")
+    target = Path("results", name_of(str(folder / "config.yaml")))
+    console.print(f"{target}: {add_run(folder, target)} files")
 
 
 def _written(out: Path | None, force: bool, *choices: Any) -> Path:

@@ -20,9 +20,9 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals.config_values import merged, parse_yaml, read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import checked, config_path
-from longdecode.evals.sweep import cost_of
+from longdecode.evals.sweep import cells_of, cost_of, planned
 from longdecode.reporting import terminal
-from longdecode.reporting.progress import Told, cells_of, clock
+from longdecode.reporting.progress import Told, clock
 
 
 def config_file(profile: str) -> Path:
@@ -55,7 +55,7 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     path, changes = config_file(profile), _changes(given)
     run = checked(merged(read_yaml(path), changes), [path], changes, check_fairness=target != "tune")
     results, page = Path("results") / run.profile, Path("reports") / run.profile / "index.html"
-    for line in terminal.planned([run]):
+    for line in planned([run]):
         console.print(line, markup=False)
     refusal = reached() if (wanted := cost_of(run).downloads) else ""
     if refusal:

@@ -17,9 +17,9 @@ import yaml
 
 from longdecode.doctor import reached
 from longdecode.engine.config_reader import built_model, read_config
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, refuse_unknown
 from longdecode.engine.tokenizer import load_tokenizer
-from longdecode.evals.config_values import parse_yaml, refuse_unknown
+from longdecode.evals.config_values import parse_yaml
 from longdecode.evals.datasets.reader import FROM_HUB, SOURCES
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan

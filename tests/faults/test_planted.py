@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from faults import plant
+
 ROOT = Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("plant", Path(__file__).with_name("plant.py"))
-assert spec is not None and spec.loader is not None
-plant = importlib.util.module_from_spec(spec)
-sys.modules["plant"] = plant
-spec.loader.exec_module(plant)
 
 
 @pytest.mark.parametrize("fault", plant.load_faults([]), ids=lambda fault: f"{fault.file}: {fault.why}")

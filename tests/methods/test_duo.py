@@ -24,12 +24,9 @@ ROLES = [[0, 1, 0, 0, 1], [1, 1, 0, 0, 0], [1, 0, 1, 1, 0], [1, 1, 1, 1, 1], [0,
 
 
 @pytest.fixture
-def config() -> ModelConfig:
+def config(config: ModelConfig) -> ModelConfig:
     """Five layers, five KV heads that serve two query heads each."""
-    return ModelConfig(
-        family="llama", vocab_size=10, hidden_size=8, intermediate_size=8, num_layers=5, num_heads=10,
-        num_kv_heads=5, head_dim=8, max_positions=256, rope={"rope_theta": 100.0},
-    )  # fmt: skip
+    return replace(config, num_layers=5, num_heads=10, num_kv_heads=5)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoding import THREE_LAYERS as CONFIG
 from decoding import moved, sharp_decoder
 from longdecode.engine import kv_cache
 from longdecode.engine.decode_state import DecodeState
@@ -28,10 +29,6 @@ from longdecode.methods.partial_cache import PartialCache
 from longdecode.methods.registry import get_method, method_names
 from longdecode.methods.tokenswift.method import TokenSwiftProposer
 
-CONFIG = ModelConfig(
-    family="llama", vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2,
-    head_dim=16, max_positions=4096, rope={"rope_theta": 10_000.0},
-)  # fmt: skip
 MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 METHODS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "tokenswift": ("tokenswift", 40, {"heads": "random:1", "ngrams": 6}),

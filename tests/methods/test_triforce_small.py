@@ -9,18 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from decoding import THREE_LAYERS as CONFIG
 from decoding import sharp_decoder
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.generation import Generator, Request, Sampling
-from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import load_decoder, random_decoder
 from longdecode.methods.registry import get_method
-
-CONFIG = ModelConfig(
-    family="llama", vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2,
-    head_dim=16, max_positions=4096, rope={"rope_theta": 10_000.0},
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

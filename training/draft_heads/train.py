@@ -22,12 +22,12 @@ from longdecode.engine.attention import DenseAttention
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import device_name, resolve_device, resolve_dtype
+from longdecode.engine.errors import refuse_unknown
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.prefill import WholePrompt
 from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder, model_hash
-from longdecode.evals.config_values import refuse_unknown
 from longdecode.evals.plan import HEADS
 from longdecode.evals.provenance import revision
 from longdecode.evals.run_config import RunConfig

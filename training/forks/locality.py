@@ -22,14 +22,13 @@ from longdecode.engine.generation import Generator, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.datasets.books import read_books
+from longdecode.evals.datasets.books import UNSEEN, read_books
 from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.run_config import RunConfig
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
 from longdecode.training.files import write_csv
 from longdecode.training.forks.traces import EMPTY, Trace
-from longdecode.training.long_context.books import manifest
 
 _DIGITS = 4
 """Significant digits of a figure; over documents it spreads by 0.003 and more."""
@@ -130,7 +129,7 @@ def requests_of(spec: LocalitySpec, tokenizer: TextTokenizer, books: Path | None
         drawn = (random.Random(f"locality {number}") for number in range(spec.samples))
         texts, kind = (narrative(rng, need * 8, 0).prompt for rng in drawn), "generated"
     else:
-        texts, kind = read_books(books, manifest()["unseen"]).values(), "books"
+        texts, kind = read_books(books, UNSEEN).values(), "books"
     encoded = (list(tokenizer.encode(text[: need * 12]))[:need] for text in texts)
     found = list(islice((ids for ids in encoded if len(ids) == need), spec.samples))
     if len(found) < 2:

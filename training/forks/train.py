@@ -20,9 +20,9 @@ from torch import Tensor
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device
+from longdecode.engine.errors import refuse_unknown
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals import provenance
-from longdecode.evals.config_values import refuse_unknown
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.training_spec import ForkTraining
 from longdecode.training.files import prefetched, run_commands

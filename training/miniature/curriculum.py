@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from longdecode.evals.config_values import read, read_yaml, refuse_unknown
+from longdecode.engine.errors import refuse_unknown
+from longdecode.evals.config_values import read, read_yaml
 from longdecode.training.loop import stage_of, warmed_cosine
 from longdecode.training.miniature.documents import KINDS
 

@@ -13,12 +13,11 @@ import torch
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device, resolve_dtype
-from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.errors import ConfigError, LongDecodeError, unknown_name
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
-from longdecode.evals.config_values import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.training_spec import RoleTraining
 from longdecode.methods.head_roles import RoleFile

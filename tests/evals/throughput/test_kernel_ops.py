@@ -26,8 +26,7 @@ from longdecode.evals.throughput.kernel_ops import (
     whole_mask,
 )
 from longdecode.evals.throughput.peers import PEERS
-from longdecode.evals.throughput.shapes import RAW_SHAPES
-from longdecode.evals.throughput.spec import OPS
+from longdecode.evals.throughput.spec import OPS, RAW_SHAPES
 
 CPU = torch.device("cpu")
 HEADS, GROUP, DIM = 4, 2, 32
