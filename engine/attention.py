@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.decode_state import DecodeState, held_bytes
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
@@ -227,6 +227,14 @@ class AttentionMethod(ABC):
     def decode_in(self, cache: KVCache) -> DecodeState:
         """Make the state of a generation in a filled cache."""
         return DecodeState(cache, self.make_method_state(cache))
+
+    def footprint(self, shape: CacheShape) -> tuple[int, int]:
+        """Return the bytes of a generation's cache and of what the method keeps, on the device and on the host.
+
+        On the meta device nothing is allocated.
+        """
+        state = self.decode_in(self.make_cache(shape) or DenseCache(shape))
+        return state.cache.nbytes() + held_bytes(state.method_state), state.cache.host_nbytes()
 
     def make_method_state(self, cache: KVCache) -> Any:
         """Return whatever else the method keeps for a generation (page bounds, inherited selections)."""

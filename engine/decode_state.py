@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,3 +104,20 @@ class DecodeState:
         new = self.block.width - self.block.repeats
         kept = self.active * new if new > 1 else self.active.long()
         self.cache.advance(kept if counts is None else counts)
+
+
+def held_bytes(kept: Any) -> int:
+    """Return the bytes of all tensors in what a method keeps, each once."""
+    seen: dict[int, int] = {}
+
+    def visit(part: Any) -> None:
+        if isinstance(part, Tensor):
+            seen[id(part)] = part.nbytes
+        elif is_dataclass(part):
+            visit([getattr(part, item.name) for item in fields(part)])
+        elif isinstance(part, dict | list | tuple):
+            for value in part.values() if isinstance(part, dict) else part:
+                visit(value)
+
+    visit(kept)
+    return sum(seen.values())

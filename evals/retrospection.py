@@ -82,7 +82,7 @@ class PageChoices:
         return (pages < self.used[..., None])[:, None, :, None]
 
 
-def measure_retrospection(config: RunConfig, model: str, output: Path, device: str | None = None) -> None:
+def measure_retrospection(config: RunConfig, model: str, output: Path) -> None:
     """Write the table of one model.
 
     Raises:
@@ -94,7 +94,7 @@ def measure_retrospection(config: RunConfig, model: str, output: Path, device: s
         raise ConfigError(f"{config.source}: retrospection.models has no {model!r}")
     rows: list[tuple[object, ...]] = []
     spread = Spread(config.confidence, RESAMPLES, config.seed)
-    with lease_gpu(resolve_device(device or config.device)) as target:
+    with lease_gpu(resolve_device(config.device)) as target:
         job, task = ModelJob(config, model, target), get_task(spec.models[model], config.data)
         for context in spec.contexts:
             prompt, tokens = forced_continuation(task, context, spec.steps, config.seed, job.decoder, job.tokenizer)

@@ -17,7 +17,7 @@ from longdecode.engine.errors import unknown_name
 from longdecode.evals import config_values as typed
 from longdecode.evals import specs
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
-from longdecode.evals.config_values import merged, read_yaml
+from longdecode.evals.config_values import read_yaml
 from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks
 from longdecode.evals.throughput import spec as speed
 from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingSpec
@@ -186,19 +186,14 @@ class RunConfig:
                     raise typed.wrong(f"{first!r} and {name!r} would have one page; rename one of them", key)
 
 
-def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+def load_run_config(path: Path | str) -> RunConfig:
     """Read and check a configuration file.
-
-    Args:
-        path: the YAML file.
-        overrides: values laid over the file's, mappings key by key (the command line's ``--config``).
 
     Raises:
         ConfigError: the file is missing or no YAML, or a name or value in it is wrong; the message gives file, key,
             value and the nearest valid name.
     """
-    values = read_yaml(Path(path))
-    return build_run_config(merged(values, overrides) if overrides else values, str(path))
+    return build_run_config(read_yaml(Path(path)), str(path))
 
 
 def build_run_config(values: Any, source: str, *, check_params: bool = True, check_fairness: bool = False) -> RunConfig:

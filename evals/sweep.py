@@ -227,7 +227,6 @@ def too_large(run: RunConfig) -> Iterator[str]:
 def kept_bytes(run: RunConfig, model: str, variant: str, context: int, budgets: Sequence[Budget]) -> int:
     """Return what a variant keeps beside a sequence's prompt, its own cache or state; 0 where nothing here tells."""
     from longdecode.engine.kv_cache import CacheShape
-    from longdecode.evals.throughput.equal_memory import footprint
 
     spec = run.methods[variant]
     tokens = max((budget.tokens(context) or 0 for budget in budgets if not budget.of_bytes), default=0)
@@ -235,7 +234,7 @@ def kept_bytes(run: RunConfig, model: str, variant: str, context: int, budgets: 
         config = config_here(run.models[model].path if model in run.models else model)
         method = get_method(spec.method).from_budget(tokens or None, config, **spec.params_of(model))
         shape = CacheShape(config, 1, context, torch.device("meta"), torch.bfloat16, NEW_TOKENS)
-        kept, own = footprint(method, shape)[0], method.make_cache(shape) is not None
+        kept, own = method.footprint(shape)[0], method.make_cache(shape) is not None
     except (LongDecodeError, OSError, RuntimeError):  # no checkpoint, no roles yet, a budget that is none of the method
         return 0
     return kept if own else kept - context * config.kv_bytes_per_token(2)

@@ -334,7 +334,12 @@ def _prompt(record: Record) -> tuple[Any, ...]:
 
 
 def _of_text(seen: Mapping[str, float], full: Mapping[str, float] | None) -> Iterator[tuple[str, int, float]]:
-    """Yield measure, tokens written and value of one text."""
+    """Yield measure, tokens written and value of one text.
+
+    ``alpha`` is the drafts kept a step over the tree's depth, ``beta`` those kept on paths that end in an n-gram.
+
+    Source: TokenSwift (arXiv 2502.18890), equations 4 and 6.
+    """
     whole = int(seen["tokens"])
     yield from ((name, whole, seen[name]) for name in _WHOLE_TEXT if name in seen)
     if all(name in seen for name in DISTINCT):

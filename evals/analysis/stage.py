@@ -20,14 +20,13 @@ READ = ("locality.csv", "overlap.csv")
 PAPERS = Path(__file__).parents[2] / "reporting" / "papers"
 
 
-def write_tables(folder: Path, papers: Path = PAPERS) -> list[Path]:
+def write_tables(folder: Path) -> list[Path]:
     """Write the tables of a run, once, after it; each whole or not at all. Returns their paths.
 
     A pilot's comparisons have no verdict, and it speaks to no claim.
 
     Args:
         folder: the results of a run: its config.yaml and records, and what else it measured.
-        papers: the folder of the papers' declarations.
 
     Raises:
         ManifestError: a file changed since it was written.
@@ -39,7 +38,7 @@ def write_tables(folder: Path, papers: Path = PAPERS) -> list[Path]:
     run = load_run_config(config_path)
     manifest.require(folder, (path for path in manifest.listed(folder) if path.parent != folder or path.name in READ))
     spread = Spread(run.confidence, run.bootstrap_resamples, run.seed)
-    declared = load_declarations(papers)
+    declared = load_declarations(PAPERS)
     requests = [request for paper in declared.values() for request in paper.pairs]
     pools = {name: tasks for paper in declared.values() for name, tasks in paper.pools.items()}
     records = []

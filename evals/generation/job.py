@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from longdecode.evals.store import Store
 SUITE = "generation"
 
 
-def write_texts(config: RunConfig, name: str, output: Path, device: str | None = None) -> None:
+def write_texts(config: RunConfig, name: str, output: Path) -> None:
     """Write every text of a run and its records; a killed run goes on at the text it was at.
 
     Full's texts come first: the others are compared with them.
@@ -42,7 +42,7 @@ def write_texts(config: RunConfig, name: str, output: Path, device: str | None =
         CheckpointError: the model cannot be loaded.
         LockHeldError: another process writes the same run.
     """
-    with lease_gpu(resolve_device(device or config.device), alone=True) as target:
+    with lease_gpu(resolve_device(config.device), alone=True) as target:
         job = GenerationJob(config, name, target, output)
         books = range(job.spec.books + job.spec.instructions)
         with Store(output, Record, job.cells, lambda _: job.origin.fingerprint, samples=lambda _: len(books)) as store:
@@ -138,9 +138,6 @@ class GenerationJob(ModelJob):
         if theirs is not None:
             parted = texts.first_difference(ids, theirs)
             measures |= {"identical": float(same), "same_tokens": float(len(ids) if parted is None else parted)}
-        if method.name == "tokenswift" and method.draft is not None and method.draft.rule == "exact":
-            looked_at = islice(texts.steps_of(generator, method, request), texts.LAW_STEPS)
-            measures |= texts.law_measures(looked_at, self.config.seed, self.config.confidence)
         return self._record(
             cell, measures, sample_index=number, status="ok", score=measures["tokens_per_step"],
             prompt_sha256=hash_texts([book, *map(str, prompt)]), finish_reason="length",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -73,7 +73,7 @@ class EqualMemoryBench(Bench):
         memory = grid.sequences * cell.context * config.kv_bytes_per_token(self.dtype.itemsize)
         shape = CacheShape(config, 1, cell.context, torch.device("meta"), self.dtype, grid.cached_tokens)
         try:
-            device, host = footprint(self.method(cell), shape)
+            device, host = self.method(cell).footprint(shape)
         except errors.LongDecodeError:
             device, host = 0, 0  # timing the cell will meet the same error and record it
         most = min(MAX_BATCH, memory // max(1, device), (grid.host_gib << 30) // max(1, host))
@@ -273,32 +273,6 @@ class OwnChoicesBench(EqualMemoryBench):
         """Return nats a token over the tokens that every variant decodes, of full attention's rows or fewer."""
         rows = min(grid.sequences, len(stepper.sequences.counts))
         return -stepper.sequences.logprobs[:rows, : grid.scored_tokens].double().mean(dim=1).cpu()
-
-
-def footprint(method: AttentionMethod, shape: CacheShape) -> tuple[int, int]:
-    """Return the bytes of a cache and of what the method keeps, on the device and on the host.
-
-    On the meta device nothing is allocated.
-    """
-    state = method.decode_in(method.make_cache(shape) or DenseCache(shape))
-    return state.cache.nbytes() + held_bytes(state.method_state), state.cache.host_nbytes()
-
-
-def held_bytes(kept: Any) -> int:
-    """Return the bytes of all tensors in what a method keeps, each once."""
-    seen: dict[int, int] = {}
-
-    def visit(part: Any) -> None:
-        if isinstance(part, Tensor):
-            seen[id(part)] = part.nbytes
-        elif is_dataclass(part):
-            visit([getattr(part, item.name) for item in fields(part)])
-        elif isinstance(part, dict | list | tuple):
-            for value in part.values() if isinstance(part, dict) else part:
-                visit(value)
-
-    visit(kept)
-    return sum(seen.values())
 
 
 def moved_bytes(cache: KVCache) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import yaml
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.budgets import Budget
+from longdecode.evals.config_values import merged
 from longdecode.evals.run_config import build_run_config, load_run_config, schema_text
 from longdecode.evals.tasks.registry import suite_tasks
 
@@ -48,9 +49,10 @@ def test_a_file_is_read_as_written(tmp_path: Path, config_values: dict[str, Any]
     assert config.data == {"pg19": tmp_path}
     assert (config.instrument.full_min, config.instrument.streaming_budget) == (0.9, 0.15)
     assert config.instrument.full_min_by_task == {"mini_book_write": 0.5}
-    both = load_run_config(path, {"budgets": [1, 1.0]})  # a token and the whole context
+    both = build_run_config(config_values | {"budgets": [1, 1.0]}, "test")  # a token and the whole context
     assert [budget.text for budget in both.budgets] == ["1", "1.0"]
-    over = load_run_config(path, {"seed": 6, "suites": {"mini_book": {"samples": 9}}})
+    values = merged(config_values, {"seed": 6, "suites": {"mini_book": {"samples": 9}}})
+    over = build_run_config(values, "test")
     assert (over.seed, over.suites["mini_book"].samples, over.suites["mini_book"].batch) == (6, 9, 2)
 
 

@@ -21,7 +21,7 @@ from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config, launches_of
 from longdecode.evals.store import read_records
 from longdecode.evals.throughput import equal_memory, harness
-from longdecode.evals.throughput.equal_memory import EqualMemoryBench, OwnChoicesBench, footprint
+from longdecode.evals.throughput.equal_memory import EqualMemoryBench, OwnChoicesBench
 from longdecode.evals.throughput.forced_selection import draw_selections, share_kept
 from longdecode.evals.throughput.harness import shape_config
 from longdecode.evals.throughput.measure import measure_speed
@@ -115,7 +115,7 @@ def test_the_bytes_of_a_sequence_are_those_of_the_cache_that_is_timed(monkeypatc
     assert set(cells) == {"full", *run.throughput.grids[0].variants}
     for cell in cells.values():
         shape = decoder.cache_shape(1, cell.context, cell.grid.cached_tokens)
-        device, host = footprint(bench.method(cell), shape)
+        device, host = bench.method(cell).footprint(shape)
         assert (cell.params["device_bytes_per_sequence"], cell.params["host_bytes_per_sequence"]) == (device, host)
         assert device > 0, cell.variant
 
