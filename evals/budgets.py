@@ -92,11 +92,6 @@ def native_budget(
     )
 
 
-def bytes_share(text: str) -> float | None:
-    """Return the share of Full's bytes that a budget's text asks for, ``None`` for a budget in tokens."""
-    return float(text.removeprefix(_BYTES)) if text.startswith(_BYTES) else None
-
-
 def token_share(text: str) -> float | None:
     """Return the share of the context that a budget's text gives, ``None`` where it gives tokens, bytes or all."""
     return None if text == "full" or text.isdigit() or text.startswith(_BYTES) else float(text)

@@ -24,6 +24,7 @@ from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.generation import Generator, Request
 from longdecode.evals import manifest, provenance
+from longdecode.evals.analysis.declaration import read_table
 from longdecode.evals.gate import attempt
 from longdecode.evals.generation.job import GenerationJob
 from longdecode.evals.generation.texts import first_difference, prompts
@@ -94,7 +95,7 @@ def main(results: Path, run: Annotated[str, typer.Option()], tokens: int = TOKEN
     path = results / NAME
     try:
         config = load_run_config(results / "config.yaml")
-        table = pd.read_csv(path, dtype={"revision": str}) if path.exists() else pd.DataFrame(columns=PLACE)
+        table = read_table(path) if path.exists() else pd.DataFrame(columns=PLACE)
         for row in exact_texts(config, run, resolve_device(device), tokens):
             print({name: row.get(name) for name in (*PLACE[1:], "status", "identical")}, flush=True)
             again = (table[PLACE] == [row[name] for name in PLACE]).all(axis=1)

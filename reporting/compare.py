@@ -13,7 +13,6 @@ from longdecode.reporting.overview import default_place, row_anchor
 from longdecode.reporting.runs import REFERENCE, Run, each, in_order
 from longdecode.reporting.site import Figure, Page, Site
 
-_CELL = ["context", "variant", "budget"]
 _LINES = 7
 _SHORT = 4096
 """Contexts under this many tokens stand on the tasks' pages alone, where a run has longer ones."""

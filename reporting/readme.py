@@ -14,6 +14,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from longdecode.engine.errors import LongDecodeError
+from longdecode.evals.analysis.declaration import read_table
 from longdecode.reporting import charts, tradeoff
 from longdecode.reporting.runs import read_run
 from longdecode.reporting.site import Site
@@ -55,11 +56,7 @@ class _Tables:
     """Look up single rows of the tables of ``results/``, as text."""
 
     def __init__(self, results: Path):
-        self.results = results
-        self.table = cache(self._table)
-
-    def _table(self, profile: str, name: str) -> pd.DataFrame:
-        return pd.read_csv(self.results / profile / f"{name}.csv", dtype={"budget": str, "revision": str})
+        self.table = cache(lambda profile, name: read_table(results / profile / f"{name}.csv"))
 
     def row(self, profile: str, table: str, **wanted: Any) -> pd.Series:
         """Return the one row whose columns have these values."""

@@ -30,7 +30,6 @@ from longdecode.reporting.runs import Run, each, in_order, joined
 from longdecode.reporting.tradeoff import smallest_budgets
 
 HERE = Path(__file__).parent
-_NARROW = 400
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,11 @@ _NUMBERS: Mapping[str, tuple[str, str, str, str]] = {
     "measures": ("value", "low", "high", "variant"),
 }
 """By table, the columns of number, bounds and variant."""
-_TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params", "revision"), str)
-"""Columns that look like numbers at times and are none."""
+_TEXT = (
+    "a b b_budget b_model budget label method model op_sizes over over_setting params revision sampler setting suite "
+    "task text variant"
+).split()
+"""Columns of names and settings, which may look like numbers or truth values: a model may be called 512 or true."""
 
 
 class DeclarationError(LongDecodeError):
@@ -158,7 +161,7 @@ def read_table(path: Path) -> pd.DataFrame:
     if not path.is_file():
         return pd.DataFrame()
     try:
-        return pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=[""], low_memory=False)
+        return pd.read_csv(path, dtype=dict.fromkeys(_TEXT, str), na_values="", keep_default_na=False, low_memory=False)
     except ValueError as error:  # pandas' own errors are of this kind
         raise QueryError(f"{path}: no table that can be read: {' '.join(str(error).split())}") from None
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from longdecode.evals.analysis.cells import Cell, Cells, good_times, is_bounded, median_ratio, unit_scores
 from longdecode.evals.analysis.comparisons import SEVERAL, over_trainings
-from longdecode.evals.analysis.declaration import PairRequest
+from longdecode.evals.analysis.declaration import PairRequest, read_table
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval
@@ -215,7 +215,7 @@ def step_overlaps(path: Path, spread: Spread) -> Iterator[dict[str, Any]]:
     """
     if not path.is_file():
         return
-    table = pd.read_csv(path).rename(columns=_TODAY).astype({"budget": str})
+    table = read_table(path).rename(columns=_TODAY)
     slots = {name: int(name.partition("_")[2]) for name in table.columns if name.startswith("misses_")}
     means = table.groupby(["variant", "model", "document"])[["gamma", *slots]].mean()
     hits, variants = 100 * means["gamma"], table["variant"].unique()
@@ -253,7 +253,7 @@ def layer_overlaps(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
     place = ["model", "task", "context", "k_tokens", "head_kind"]
-    for key, rows in pd.read_csv(path).groupby(place, sort=False):
+    for key, rows in read_table(path).groupby(place, sort=False):
         heads = 100 * rows.groupby(["layer", "head"])["mean_overlap"].mean()
         layers = heads.groupby("layer").agg(lowest="min", highest="max")
         widest = layers.loc[(layers["highest"] - layers["lowest"]).idxmax()]

@@ -34,19 +34,19 @@ def committed() -> dict[str, Run]:
 
 
 COMPARED: dict[str, Any] = {
-    "b": "full", "model": "m", "b_model": "m", "suite": "s", "task": "s", "context": 4096, "batch": 8, "budget": "512",
-    "b_budget": "full", "n": 300, "a_value": 90.0, "b_value": 91.0, "difference": -1.0, "low": -1.8, "high": 0.2,
-    "unit": "points", "better": "higher", "p": 0.1, "p_holm": 0.1, "margin": 2.0, "verdict": "within", "status": "ok",
-    "revision": "506356214176",
+    "b": "full", "model": "007", "b_model": "007", "suite": "s", "task": "s", "context": 4096, "batch": 8,
+    "budget": "512", "b_budget": "full", "n": 300, "a_value": 90.0, "b_value": 91.0, "difference": -1.0, "low": -1.8,
+    "high": 0.2, "unit": "points", "better": "higher", "p": 0.1, "p_holm": 0.1, "margin": 2.0, "verdict": "within",
+    "status": "ok", "revision": "506356214176",
 }  # fmt: skip
 SCORED: dict[str, Any] = {
-    "suite": "s", "task": "s", "metric": "accuracy", "model": "m", "method": "quest", "params": "{}", "budget": "512",
+    "suite": "s", "task": "s", "metric": "accuracy", "model": "007", "method": "quest", "params": "{}", "budget": "512",
     "budget_tokens": 512, "context": 4096, "batch": 8, "n": 300, "value": 0.9, "low": 0.88, "high": 0.92,
     "unit": "fraction", "status": "ok", "device": "D", "revision": "506356214176", "data_source": "generated",
     "kv_tokens_read": 512.0,
 }  # fmt: skip
 TIMED: dict[str, Any] = {
-    "bench": "decode", "model": "m", "weights": "checkpoint", "method": "quest", "params": "{}", "stage": "step",
+    "bench": "decode", "model": "007", "weights": "checkpoint", "method": "quest", "params": "{}", "stage": "step",
     "context": 4096, "batch": 8, "budget": "512", "budget_tokens": 512, "op_sizes": "", "status": "ok", "n": 8,
     "median_us": 500.0, "ratio": 1.5, "ratio_low": 1.49, "ratio_high": 1.51, "floor_us": 100.0, "fraction": 0.2,
     "tokens_per_s": 2000.0, "device": "D", "revision": "506356214176",

@@ -69,7 +69,7 @@ def test_folders_without_results_are_refused_by_name(tmp_path: Path, folder: Mak
 def test_a_small_run_has_a_site_of_its_own(small: Path, tmp_path: Path) -> None:
     index = build(small, tmp_path / "out")
     page = parsed(index)
-    assert "Quest is the fastest within the margin." in page.blocks and "m, 4K tokens, batch 8; D" in page.blocks
+    assert "Quest is the fastest within the margin." in page.blocks and "007, 4K tokens, batch 8; D" in page.blocks
     assert "The fastest variant is not good enough." in page.blocks
     assert {path.stem for path in index.parent.glob("*.html")} == {
         "index", "compare", "trust", "task-s", "method-full", "method-quest", "method-snapkv"
@@ -103,7 +103,7 @@ def test_answers_stand_side_by_side_where_both_are_stored(small: Path) -> None:
     names = ("label", "budget", "sample_index", "score", "output_text")
     rows = [usual | dict(zip(names, row, strict=True)) for row in stored]
     for v in ("full", "quest", "tova"):
-        path = small / "records" / "m" / v / "s.4096.parquet"
+        path = small / "records" / "007" / v / "s.4096.parquet"
         path.parent.mkdir(parents=True)
         pd.DataFrame([row for row in rows if row["label"] == v]).to_parquet(path)
     (pair,) = tasks.pairs(read_run(small), "s")
