@@ -103,7 +103,9 @@ def op_path(bench: Bench) -> frozenset[object]:
 
     def recorded(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
         op = sys._getframe(2)  # past use_triton, which every op asks
-        used.add((op.f_code.co_name, *sorted(f"{name}={_setting(value)}" for name, value in op.f_locals.items())))
+        given = dict(op.f_locals)  # those of dispatch.op take their arguments as ``args`` and ``kwargs``
+        given |= {str(place): value for place, value in enumerate(given.pop("args", ()))} | given.pop("kwargs", {})
+        used.add((op.f_code.co_name, *sorted(f"{name}={_setting(value)}" for name, value in given.items())))
         return path(device, dtype)
 
     setattr(dispatch, "kernel_path", recorded)  # noqa: B010

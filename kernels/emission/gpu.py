@@ -57,7 +57,7 @@ def record_tokens_kernel(
     tl.store(p_taken + i_row * WIDTH + o_place, taken.to(tl.int8), mask=inside)
 
 
-def record_tokens_gpu(progress: Progress, tokens: Tensor, counts: Tensor | None) -> tuple[Tensor, Tensor]:
+def record_tokens_gpu(progress: Progress, tokens: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Record as in ``naive.record_tokens``, in one launch; the spare column is left alone."""
     batch, width = tokens.shape
     recorded = torch.empty(batch, dtype=torch.int64, device=tokens.device)

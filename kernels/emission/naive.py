@@ -33,7 +33,7 @@ class Progress:
     stops: Tensor | None
 
 
-def record_tokens(progress: Progress, tokens: Tensor, counts: Tensor | None) -> tuple[Tensor, Tensor]:
+def record_tokens(progress: Progress, tokens: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Append the first ``counts`` chosen tokens of each active row, up to a stop token or the row's total.
 
     Args:

@@ -3,31 +3,14 @@
 from torch import Tensor
 
 from longdecode.kernels.add_rms_norm import add_rms_norm
-from longdecode.kernels.dispatch import use_triton
+from longdecode.kernels.dispatch import op, use_triton
 from longdecode.kernels.linear import naive
 from longdecode.kernels.linear.launch import fuses_norm
 
 __all__ = ["gated_linear", "linear", "norm_linear"]
 
-# Triton is installed where it can run; elsewhere this module must still import, so gpu.py is imported in the branches.
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Project the last axis: ``x W^T + b``; see ``naive.linear``."""
-    if use_triton(x):
-        from longdecode.kernels.linear.gpu import linear_gpu
-
-        return linear_gpu(x, weight, bias)
-    return naive.linear(x, weight, bias)
-
-
-def gated_linear(x: Tensor, gate_up: Tensor) -> Tensor:
-    """Project to gate and up and multiply the latter by the SiLU of the former; see ``naive.gated_linear``."""
-    if use_triton(x):
-        from longdecode.kernels.linear.gpu import gated_linear_gpu
-
-        return gated_linear_gpu(x, gate_up)
-    return naive.gated_linear(x, gate_up)
+linear = op(naive.linear)
+gated_linear = op(naive.gated_linear)
 
 
 def norm_linear(
@@ -48,6 +31,7 @@ def norm_linear(
     """
     rows = residual.numel() // residual.shape[-1]
     if not keep_normed and use_triton(residual) and fuses_norm(residual.shape[-1], rows, residual.dtype):
+        # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.linear.norm_gpu import norm_linear_gpu
 
         return *norm_linear_gpu(delta, residual, norm, eps, weight, bias, gated), None

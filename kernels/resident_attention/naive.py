@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from longdecode.kernels.block_residency.naive import Arrivals
 from longdecode.kernels.sparse_decode_attention.naive import sparse_decode_attention
 
 
@@ -20,6 +21,7 @@ def resident_attention(
     bias: Tensor | None = None,
     bias_blocks: Tensor | None = None,
     kv_tokens_read: Tensor | None = None,
+    arrivals: Arrivals | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return softmax attention over the tokens of the listed blocks, see ``sparse_decode_attention``.
 
@@ -35,6 +37,8 @@ def resident_attention(
             ``bias_blocks`` ``[B, Hkv, M]``, in an order of its own.
         bias_blocks: ``[B, Hkv, N]`` int64, the block of ``bias`` that holds an entry's tokens.
         kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over lists, are added.
+        arrivals: blocks still on their way, where launches overlap: the op must then follow the copy at once, and each
+            of its programs waits for its own blocks. The bits are the same with and without; plain torch waits for all.
 
     Returns:
         ``out`` ``[B, Hq, 1, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, 1]`` in float32 (float64 for float64).

@@ -28,6 +28,7 @@ def sparse_decode_attention(
     scores: Tensor | None = None,
     score_rows: Tensor | None = None,
     score_block: int = 1,
+    uneven: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return softmax attention over the tokens of the listed blocks, which the ``T`` query rows share.
 
@@ -59,7 +60,9 @@ def sparse_decode_attention(
         scores: ``[B, R, P]``, any float dtype and strides, ``P = ceil(S / score_block)``, to be written. Blocks that
             begin at or past a row's length, and rows of lists that do not read everything, stay as they are.
         score_rows: ``[Hs]`` int64, the row of ``scores`` that each list fills, no two the same; -1 fills none.
-        score_block: tokens that one score stands for; 1 scores every token.
+        score_block: tokens that one score stands for; 1 scores every token. Triton takes powers of two alone, and up to
+            64 query heads a list where it scores.
+        uneven: a load-balancing hint for lists that differ much in length, without effect on the output.
 
     Returns:
         ``out`` ``[B, Hq, T, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, T]`` in float32 (float64 for float64); a row

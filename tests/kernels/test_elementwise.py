@@ -23,11 +23,7 @@ from longdecode.kernels.silu_mul import silu_mul
 from longdecode.kernels.silu_mul.gpu import silu_mul_gpu
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-OPS: dict[str, tuple[Any, Any, Any, torch.device]] = {
-    "entrance": (rms_norm, apply_rope, silu_mul, DEVICE),
-    "triton": (rms_norm_gpu, apply_rope_gpu, silu_mul_gpu, DEVICE),
-}
-BY_PATH = pytest.mark.parametrize("path", OPS)
+NORMS = pytest.mark.parametrize("norm", [rms_norm, rms_norm_gpu])
 BY_DTYPE = pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 
 
@@ -38,36 +34,33 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @BY_DTYPE
 @pytest.mark.parametrize("shape", [(1,), (3, 15), (2, 1, 1000), (2, 3, 4, 64)], ids=str)
-@BY_PATH
-def test_rms_norm(rng: torch.Generator, path: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    norm, _, _, where = OPS[path]
+@NORMS
+def test_rms_norm(rng: torch.Generator, norm: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, weight = ((scale * torch.randn(size, generator=rng)).to(dtype) for scale, size in ((3, shape), (1, shape[-1:])))
-    got = norm(x.to(where), weight.to(where), 1e-2)
+    got = norm(x.to(DEVICE), weight.to(DEVICE), 1e-2)
     assert got.dtype == dtype and got.shape == x.shape
     close(got, normed(x, weight, 1e-2), TOLERANCE[dtype])
 
 
-@BY_PATH
-def test_rms_norm_reads_the_heads_of_a_fused_projection(rng: torch.Generator, path: str) -> None:
-    norm, _, _, where = OPS[path]
+@NORMS
+def test_rms_norm_reads_the_heads_of_a_fused_projection(rng: torch.Generator, norm: Any) -> None:
     fused, weight = torch.randn(2, 3, 7, 32, generator=rng), torch.randn(32, generator=rng)
-    got = norm(fused.to(where)[:, :, 2:6], weight.to(where), 1e-5)
+    got = norm(fused.to(DEVICE)[:, :, 2:6], weight.to(DEVICE), 1e-5)
     close(got, normed(fused[:, :, 2:6], weight, 1e-5), TOLERANCE[torch.float32])
 
 
 @BY_DTYPE
 @pytest.mark.parametrize(("heads", "kv_heads", "tokens", "dim"), [(1, 1, 1, 32), (9, 3, 1, 128), (6, 2, 5, 20)])
-@BY_PATH
+@pytest.mark.parametrize("rope", [apply_rope, apply_rope_gpu])
 def test_rope(
-    rng: torch.Generator, path: str, heads: int, kv_heads: int, tokens: int, dim: int, dtype: torch.dtype
+    rng: torch.Generator, rope: Any, heads: int, kv_heads: int, tokens: int, dim: int, dtype: torch.dtype
 ) -> None:
     """Queries and keys are views of one projection, as in the engine; the angles of one row may serve all."""
-    _, rope, _, where = OPS[path]
     fused = torch.randn(2, tokens, heads + kv_heads, dim, generator=rng).to(dtype)
     for rows in (2, 1):
         turns, cos, sin = rotation(rng, rows, tokens, dim)
-        q, k = (x.transpose(1, 2) for x in fused.to(where).split((heads, kv_heads), dim=2))
-        for got, x in zip(rope(q, k, cos.to(where), sin.to(where)), (q, k), strict=True):
+        q, k = (x.transpose(1, 2) for x in fused.to(DEVICE).split((heads, kv_heads), dim=2))
+        for got, x in zip(rope(q, k, cos.to(DEVICE), sin.to(DEVICE)), (q, k), strict=True):
             assert got.dtype == dtype and got.shape == x.shape
             close(got, rotated(x.cpu(), turns), TOLERANCE[dtype])
 
@@ -80,11 +73,10 @@ def test_rotating_one_tensor(rng: torch.Generator) -> None:
 
 @BY_DTYPE
 @pytest.mark.parametrize("width", [1, 15, 1100])
-@BY_PATH
-def test_silu_mul(rng: torch.Generator, path: str, width: int, dtype: torch.dtype) -> None:
-    _, _, gate, where = OPS[path]
+@pytest.mark.parametrize("gate", [silu_mul, silu_mul_gpu])
+def test_silu_mul(rng: torch.Generator, gate: Any, width: int, dtype: torch.dtype) -> None:
     x = (2 * torch.randn(2, 3, 2 * width, generator=rng)).to(dtype)
-    got = gate(x.to(where))
+    got = gate(x.to(DEVICE))
     assert got.dtype == dtype and got.shape == (2, 3, width)
     first, second = x.double().chunk(2, dim=-1)
     close(got, first / (1 + (-first).exp()) * second, TOLERANCE[dtype])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernel_inputs import DEVICE, INFINITY, NAN, UNTOUCHED, captured, on_device, same
-from longdecode.kernels.topk_select import naive, topk_select, topk_select_into
+from longdecode.kernels.topk_select import naive, topk_select
 from longdecode.kernels.topk_select.gpu import TopkLaunch, topk_select_gpu, topk_select_into_gpu
 
 WHOLE, WIDE, SIEVE = TopkLaunch(4, 1024), TopkLaunch(8, 512), TopkLaunch(4, 512, groups=512)
@@ -162,12 +162,6 @@ def test_strided_buffers(rng: torch.Generator, way: str) -> None:
     INTO[way](*on_device(scores, 12, valid), buffer[:, 1], heads.to(DEVICE))
     same([buffer[:, 1][:, heads]], topk_select(scores, 12, valid)[:1])
     assert buffer[:, [0, 2, 3, 4]].eq(UNTOUCHED).all()
-
-
-def test_the_entrance_writes_on_a_cpu(rng: torch.Generator) -> None:
-    scores, buffer = torch.randn(1, 1, 8, generator=rng), torch.full((1, 2, 3), UNTOUCHED)
-    topk_select_into(scores, 3, torch.tensor([8]), buffer, torch.tensor([1]), keep_last=1)
-    assert buffer.tolist() == [[[UNTOUCHED] * 3, by_sort(scores[0, 0], 3, 8, 0, 1)]]
 
 
 def test_refuses_what_does_not_fit() -> None:

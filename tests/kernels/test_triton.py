@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -43,3 +46,28 @@ def test_kernels_compile_for_hopper() -> None:
     command = [sys.executable, "-c", run_all, *scripts]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "registers" in done.stdout, done.stderr[-3000:]
+
+
+OPS = {
+    name: made
+    for package in sorted(Path(dispatch.__file__).parent.glob("*/__init__.py"))
+    for name, made in vars(importlib.import_module(f"longdecode.kernels.{package.parent.name}")).items()
+    if hasattr(made, "__wrapped__")
+}
+"""All that ``dispatch.op`` made, by public name."""
+
+
+@pytest.mark.parametrize("name", OPS or ["none was found"])
+def test_an_op_gives_its_arguments_to_its_twin(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op goes by the name of its definition, whose parameters its twin has too, and a launch at most."""
+    op = OPS[name]
+    wired = inspect.getclosurevars(op).nonlocals
+    module = importlib.import_module(wired["module"])
+    twin = inspect.signature(getattr(module, wired["twin"])).parameters.values()
+    monkeypatch.setattr(module, wired["twin"], lambda *args, **kwargs: (args, kwargs))
+    monkeypatch.setattr(dispatch, "use_triton", lambda x: True)
+    parameters = list(inspect.signature(op).parameters.values())
+    args = tuple(MagicMock() for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+    kwargs = {p.name: MagicMock() for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert op(*args, **kwargs) == (args, kwargs)
+    assert [p for p in twin if p.name != "launch"] == parameters and op.__name__ == name

@@ -10,7 +10,6 @@ import torch
 
 from longdecode.engine.errors import GateError
 from longdecode.kernels import dispatch
-from longdecode.kernels.dispatch import VARIABLE
 from longdecode.kernels.silu_mul import gpu as silu_mul_gpu
 from longdecode.methods import conformance, conformance_bench
 from longdecode.methods.conformance import (
@@ -68,7 +67,7 @@ def test_on_cuda(name: str) -> None:
 @pytest.mark.parametrize("name", method_names())
 def test_on_cuda_through_triton(name: str, check, monkeypatch: pytest.MonkeyPatch) -> None:
     """The part of the test above that runs through Triton, check by check and on fresh inputs."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     for overrides in ({}, *map(load_card(name).variant_params, load_card(name).variants)):
         check(make_bench(name, "cuda", overrides, dtype=torch.float32, seed=SEED))
 
@@ -78,10 +77,10 @@ def triton_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run float32 through the Triton kernels in the interpreter: one step of a shallow model over short prompts."""
 
     def path(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
-        naive = os.environ.get(VARIABLE) == "naive" or dtype not in dispatch.TRITON_DTYPES
+        naive = os.environ.get(dispatch.VARIABLE) == "naive" or dtype == torch.float64
         return "naive" if naive else "triton"
 
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(dispatch, "kernel_path", path)
     monkeypatch.setattr(conformance_bench, "STEPS", 1)
     monkeypatch.setattr(conformance_bench, "prompt_lengths", lambda budget: (budget + 6, 9))
@@ -108,9 +107,9 @@ def test_the_gate_catches_a_kernel_that_is_a_little_wrong(
 def test_triton_decodes_what_naive_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full attention of one model, fed the same tokens, along both paths."""
     full = make_bench("full", "cuda", {}, dtype=torch.float32, seed=SEED)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     fast = full.inputs.trace(full.build(full.budget)).logits
-    monkeypatch.setenv(VARIABLE, "naive")
+    monkeypatch.setenv(dispatch.VARIABLE, "naive")
     torch.testing.assert_close(fast, full.inputs.trace(full.build(full.budget)).logits, atol=TOLERANCE, rtol=0)
 
 

@@ -17,7 +17,6 @@ from longdecode.evals.throughput.harness import shape_config
 from longdecode.kernels import dispatch
 from longdecode.kernels.attention_weights import naive as attention_weights
 from longdecode.kernels.decode_attention import naive as decode_attention
-from longdecode.kernels.dispatch import VARIABLE
 from longdecode.methods import conformance_launches, evicting, paged, window_cut
 from longdecode.methods.conformance import check_method
 from longdecode.methods.conformance_launches import Place, check_launches, landmarks
@@ -36,7 +35,7 @@ def checked(name: str, dtype: torch.dtype, place: Place = LONG, device: torch.de
 
 def in_force() -> bool:
     """True where the kernels run, not their definitions."""
-    return os.environ.get(VARIABLE) != "naive"
+    return os.environ.get(dispatch.VARIABLE) != "naive"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -26,7 +26,7 @@ def test_the_table_counts_as_a_dictionary_does(
     lag: int, vocab: int, path: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts, ties by recency and the lag, over texts in which everything recurs; grown in steps of 0 to 3 tokens."""
-    monkeypatch.setattr("longdecode.kernels.ngram_table.kernel_path", lambda device: path)
+    monkeypatch.setattr("longdecode.kernels.dispatch.kernel_path", lambda *given: path)
     monkeypatch.setattr("longdecode.kernels.ngram_table.gpu._CHUNK", 64)
     generator = torch.Generator().manual_seed(seed)
     texts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in (60, 9, 1)]
@@ -79,7 +79,7 @@ def test_a_vocabulary_over_the_tables_integer_is_refused() -> None:
 @pytest.mark.parametrize("path", ["naive", "triton"])
 def test_a_text_that_outgrows_its_row_is_cut_off(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A timed step is repeated without end: nothing is written past the row, into the next one's."""
-    monkeypatch.setattr("longdecode.kernels.ngram_table.kernel_path", lambda device: path)
+    monkeypatch.setattr("longdecode.kernels.dispatch.kernel_path", lambda *given: path)
     sequences = a_batch([[1, 2, 1, 2], [1, 2, 1, 2]], 6)
     table = NgramTable([(1, 2, 1, 2)] * 2, sequences, 3, 0, 5)
     second = [tensor[1].clone() for tensor in (table.text, table.entries.code, table.entries.count)]

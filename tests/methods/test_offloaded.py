@@ -21,7 +21,6 @@ from longdecode.engine.kv_cache import CacheShape
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.gate import status_of
-from longdecode.kernels import block_residency, host_fetch, resident_attention
 from longdecode.kernels.block_residency import Arrivals, BlockQueue
 from longdecode.kernels.host_fetch import copy_blocks
 from longdecode.kernels.resident_attention.launch import ResidentLaunch
@@ -180,8 +179,7 @@ def test_blocks_that_come_during_attention_leave_no_trace(
     rng: torch.Generator, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the kernels: the same bits as on the device, and attention is told of every block that was fetched."""
-    for module in (resident_attention, block_residency, host_fetch):
-        monkeypatch.setattr(module, "use_triton", lambda x: True)
+    monkeypatch.setattr("longdecode.kernels.dispatch.kernel_path", lambda *given: "triton")
     rule = functools.partial(ResidentLaunch, 16, 16, 16, 2, 4, 2)
     monkeypatch.setattr("longdecode.kernels.resident_attention.gpu.choose_launch", lambda *args: rule())
     told, steps = 0, 6
