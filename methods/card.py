@@ -15,6 +15,8 @@ COMMON_WINDOW = "+window"
 """Ends the name of a variant that runs with the sinks and recent tokens that others have too."""
 Family = Literal["dense", "sinks+window", "pages", "tokens", "heads", "evicting", "speculative"]
 """Name what is read or dropped: everything, a fixed pattern, pages or tokens by score, by role of the head."""
+FILES = (".json", ".pth", ".safetensors")
+"""Endings of the files that parameters name."""
 
 
 class _Strict(BaseModel):
@@ -40,9 +42,9 @@ class Code(_Strict):
 class Knob(_Strict):
     """Describe one field of the method's ``Params``.
 
-    With ``file``, a value that ends in ``.json`` names a file it reads. The best value of a ``per_model`` knob depends
-    on the model, so it is tuned or learned on each. Such a value means nothing on another model (a layer, a map of
-    heads), and the conformance suite, which has a model of its own, leaves it out; unless it is ``portable``.
+    With ``file``, a value that ends as one of ``FILES`` names a file it reads. The best value of a ``per_model`` knob
+    depends on the model, so it is tuned or learned on each. Such a value means nothing on another model (a layer, a map
+    of heads), and the conformance suite, which has a model of its own, leaves it out; unless it is ``portable``.
     ``settings``, or the layers from ``first_layer`` on, are the values that tuning tries; a knob with neither is
     learned or set. ``window`` marks tokens that a list always holds, which a run with equal windows sets alike for all.
     """
@@ -166,7 +168,7 @@ class Card(_Strict):
     def files(self, params: Mapping[str, Any]) -> tuple[Path, ...]:
         """Return the files that parameters of this method name."""
         values = (params.get(knob.name) for knob in self.knobs if knob.file)
-        return tuple(Path(value) for value in values if isinstance(value, str) and value.endswith(".json"))
+        return tuple(Path(value) for value in values if isinstance(value, str) and value.endswith(FILES))
 
     def portable(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters that mean the same on every model."""

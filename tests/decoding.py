@@ -84,11 +84,6 @@ def run_step(method: AttentionMethod, state: DecodeState, heads: Sequence[Heads]
     return outputs
 
 
-def kept(n: int, budget: int, sinks: int) -> list[int]:
-    """Tokens of ``n`` that a ring of ``budget`` holds: sinks and the latest."""
-    return [p for p in range(n) if p < sinks or p >= n - (budget - sinks)]
-
-
 def reads_follow_the_rule(name: str, params: Mapping[str, Any], shape: Shape | None = None) -> None:
     """Hold what a method reads, with any parameters, against the rule that it states: a search in float64."""
     method, bench = get_method(name), make_bench(name, "cpu", {}, dtype=torch.float64, seed=0, shape=shape)

@@ -71,7 +71,7 @@ def require_own(run: RunConfig, made: Collection[str] = ()) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.suffix == ".json" else {}
 
 
 def _owner(about: dict[str, Any]) -> Any:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from decoding import random_prompt, reads_follow_the_rule, run_step
+from decoding import random_prompt, reads_follow_the_rule
 from longdecode.engine.correction import Correction
-from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.errors import CheckpointError, ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request
 from longdecode.engine.kv_cache import CacheShape
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import Seen
+from longdecode.engine.rope import RopeTable
+from longdecode.kernels.rms_norm import rms_norm
+from longdecode.kernels.rope import rotate
 from longdecode.methods import prefill_scores
 from longdecode.methods.conformance_bench import make_bench
 from longdecode.methods.conformance_model import CONFIG, OTHER_SHAPES, Shape
 from longdecode.methods.registry import get_method
+from longdecode.methods.seerattention_r.gates import read_gates
 
 KNOBS: list[tuple[str, dict[str, Any]]] = [
     ("oracle_topk", {"dense_layers": 0}), ("streaming", {"sinks": 0}), ("streaming", {"sinks": 1}),
@@ -28,6 +32,7 @@ KNOBS: list[tuple[str, dict[str, Any]]] = [
     *(("tidal", {"selection": lists, "reselect_layer": at}) for lists in ("kv_head", "query_head") for at in (3, 5)),
     ("duo", {"sink_tokens": 2}), ("duo", {"sink_tokens": 0}),
     ("omnikv", {"filter_layers": None}), ("omnikv", {"filter_layers": "0,5", "wait_layers": 0, "recent_tokens": 5}),
+    ("seerattention_r", {"gates": "random:1", "block_size": 8, "dense_layers": 1, "block_position": "released"}),
     ("omnikv", {"filter_layers": "0, 1,5", "selection": "kv_head", "score": "probability", "sink_tokens": 3}),
 ]  # fmt: skip
 """Parameters that no variant of a card stands for."""
@@ -44,9 +49,6 @@ def test_reads_are_those_of_the_rule(name: str, params: dict[str, Any], shape: S
 def test_tidal_scales_its_reselection_layer(config: ModelConfig, layers: int, want: int) -> None:
     deep = replace(config, num_layers=layers)
     assert get_method("tidal").from_budget(8, deep).dense_layers() == {0, 1, 2, want}
-
-
-def test_tidal_refuses_a_shallow_model(config: ModelConfig) -> None:
     with pytest.raises(UnsupportedCellError, match="6 layers"):
         get_method("tidal").from_budget(8, replace(config, num_layers=5))
 
@@ -61,28 +63,34 @@ def test_omnikv_scales_its_filter_layers(config: ModelConfig, layers: int, dense
         method.from_budget(8, replace(config, num_layers=5))
 
 
-@pytest.mark.parametrize("selection", ["shared", "kv_head"])
-def test_omnikv_reads_what_the_nearest_filter_layer_ranks(config: ModelConfig, selection: str) -> None:
-    """Two rows, the second no longer than the budget."""
-    rng, budget = torch.Generator().manual_seed(0), 12
-    prompt = random_prompt(rng, config, [40, 11], 48, torch.float64)
-    heads = [
-        tuple(torch.randn(2, count, 1, 8, generator=rng, dtype=torch.float64) for count in (6, 2, 2)) for _ in range(7)
-    ]
-    method = get_method("omnikv").from_budget(budget, config, filter_layers="1,4", wait_layers=0, selection=selection)
-    state = method.start(prompt)
-    outputs = run_step(method, state, heads)
-
-    def logits(layer: int, row: int, n: int) -> torch.Tensor:
-        return heads[layer][0][row].view(2, 3, 8) @ state.dense.keys(layer)[row, :, :n].mT / 8**0.5
-
-    for (row, n), (layer, source) in product(((0, 41), (1, 12)), enumerate((0, 1, 1, 1, 4, 4, 4))):
-        scores = logits(source, row, n).amax(dim=(0, 1) if selection == "shared" else 1).expand(2, n).clone()
-        scores[:, -1] = float("inf")
-        unread = scores.argsort(descending=True)[:, None, budget if layer > source else n :].expand(-1, 3, -1)
-        weights = logits(layer, row, n).scatter(2, unread, float("-inf")).softmax(dim=-1)
-        want = (weights @ state.dense.values(layer)[row, :, :n]).view(6, 1, 8)
-        torch.testing.assert_close(outputs[layer][row], want)
+def test_seerattention_r_takes_released_gates(tmp_path: Path) -> None:
+    """Equation 1 on the keys as they were before YaRN rotated them, and files that are refused."""
+    rng, size = torch.Generator().manual_seed(0), 4
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}
+    config, file = replace(CONFIG, num_layers=1, rope=yarn), tmp_path / "attn_gate_weights.pth"
+    shapes = {"linear_q": (2, 2, 32, 32), "linear_k": (2, 96, 32), "qnorm": (32,), "knorm": (32,)}
+    weights = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
+    released = {f"model.layers.0.self_attn.attn_gate.attngate_{n}.weight": weights[n] for n in weights}
+    torch.save(released, file)
+    prompt, table = random_prompt(rng, config, [11, 8], 20, torch.float64), RopeTable(config, torch.device("cpu"))
+    plain = torch.randn(2, 2, 12, 32, generator=rng, dtype=torch.float64)
+    prompt.cache.k[0, :, :, :12] = rotate(plain, *table.at(torch.arange(12)[None]))
+    params = {"gates": str(file), "block_size": size}
+    method = get_method("seerattention_r").from_budget(8, config, **params)
+    blocks = plain[:, :, :8].unflatten(2, (2, size))
+    pooled = torch.cat((blocks.amax(3), blocks.amin(3), blocks.mean(3)), dim=3)
+    want = rms_norm(pooled @ weights["linear_k"].double(), weights["knorm"].double(), 1e-6)
+    want = rotate(want, *table.at(torch.tensor([[0, size]])))
+    made = method.start(prompt).method_state.layers[0]
+    torch.testing.assert_close(made[:, :, :2], want, rtol=1e-5, atol=1e-5)
+    assert made.shape[2] == 5 and not made[:, :, 2:].any()
+    (tmp_path / "config.json").write_text('{"seerattn_gate_block_size": 64}')
+    with pytest.raises(UnsupportedCellError, match="gate_block_size is 64"):
+        get_method("seerattention_r").from_budget(8, config, **params)
+    for broken in (released | {"model.layers.1.more": file}, dict(list(released.items())[1:]), [Path]):
+        torch.save(broken, file)
+        with pytest.raises(CheckpointError):
+            read_gates(file, config)
 
 
 def test_quest_refuses_budgets_under_its_pages(config: ModelConfig) -> None:
@@ -106,6 +114,7 @@ def test_quest_refuses_budgets_under_its_pages(config: ModelConfig) -> None:
         ("tidal", {"reselect_layer": 2}, "reselect_layer = 2"),
         ("tidal", {"reselect_layer": 7}, "has 7 layers"),
         *(("omnikv", {"filter_layers": at}, f"filter_layers = '{at}'") for at in ("", "2,x", "3,3", "4,2", "2,7")),
+        *(("snapkv", {"kernel_size": n}, rf"= {n}; an odd number \(1, 3, 5, \.\.\.\) is needed") for n in (2, 4, 64)),
         ("full", {"anything": 1}, "full has no parameter 'anything'"),
     ],
 )  # fmt: skip
@@ -178,15 +187,6 @@ def test_attention_received_is_the_same_in_slices_of_any_size(
     real = torch.arange(45) < torch.tensor(lengths)[:, None]
     expected = (given * real[:, None, :, None]).sum(dim=2).unflatten(1, (config.num_kv_heads, -1)).sum(dim=2)
     torch.testing.assert_close(observer.layer(0), expected)
-
-
-@pytest.mark.parametrize("size", [2, 4, 64])
-def test_snapkv_refuses_an_even_pooling_kernel(size: int, config: ModelConfig) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"snapkv: kernel_size = {size}; an odd number \(1, 3, 5, \.\.\.\) is needed"
-    ):
-        get_method("snapkv").from_budget(64, config, kernel_size=size)
-    get_method("snapkv").from_budget(64, config, kernel_size=size + 1)
 
 
 BUDGET = 8

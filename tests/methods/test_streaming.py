@@ -2,70 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
-from torch import Tensor
 
-from decoding import kept
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.request import Prompt
 from longdecode.methods.head_roles import RoleFile, write_role_file
 from longdecode.methods.registry import get_method
-
-LENGTHS = [33, 3, 20, 1]
-
-
-def turn(x: Tensor, position: int, base: float) -> Tensor:
-    """Rotary embedding of one vector, pair by pair."""
-    half = len(x) // 2
-    out = x.clone()
-    for i in range(half):
-        angle = position * base ** (-i / half)
-        out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
-        out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
-    return out
-
-
-@pytest.mark.parametrize("budget", [5, 16, 60])
-def test_cache_positions_equal_keys_rotated_by_slot(
-    rng: torch.Generator, config: ModelConfig, attend: Callable, begin: Callable,
-    prompt_cache: Callable[[list[int], int], Prompt], budget: int,
-) -> None:  # fmt: skip
-    """The released rule, literally: keep keys unrotated, then rotate keys and query by their slots in the cache."""
-    lengths, steps, base = [33, 3, 14], 8, 100.0
-    prompt = prompt_cache(lengths, 33 + steps)
-    plain, values = prompt.cache.k[0].clone(), prompt.cache.v[0].clone()
-    for row, length in enumerate(lengths):
-        for head in range(2):
-            for p in range(length):
-                prompt.cache.k[0, row, head, p] = turn(plain[row, head, p], p, base)
-    method = get_method("streaming").from_budget(budget, config, positions="cache")
-    state = method.start(prompt)
-    for step in range(steps):
-        q, k, v = (torch.randn(3, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (6, 2, 2))
-        turned_q, turned_k = q.clone(), k.clone()
-        for row, length in enumerate(lengths):
-            at = length + step
-            plain[row, :, at], values[row, :, at] = k[row, :, 0], v[row, :, 0]
-            for head in range(6):
-                turned_q[row, head, 0] = turn(q[row, head, 0], at, base)
-            for head in range(2):
-                turned_k[row, head, 0] = turn(k[row, head, 0], at, base)
-        begin(method, state)
-        out = attend(method, 0, turned_q, turned_k, v, state)
-        state.accept()
-        for row, length in enumerate(lengths):
-            tokens = kept(length + step + 1, budget, 4)
-            for head in range(6):
-                keys = torch.stack([turn(plain[row, head // 3, p], slot, base) for slot, p in enumerate(tokens)])
-                query = turn(q[row, head, 0], len(tokens) - 1, base)
-                want = (keys @ query / math.sqrt(8)).softmax(0) @ values[row, head // 3, tokens]
-                # The frequencies are float32, so the angles agree to about that.
-                torch.testing.assert_close(out[row, head, 0], want, atol=1e-4, rtol=1e-4)
 
 
 def test_a_finished_row_stands_still(
