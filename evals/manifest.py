@@ -51,7 +51,7 @@ def read(root: Path) -> dict[str, str]:
         ManifestError: a line is not an entry.
     """
     path, entries = root / NAME, dict[str, str]()
-    for number, line in enumerate(path.read_text("utf-8").splitlines() if path.is_file() else (), 1):
+    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines() if path.is_file() else (), 1):
         digest, _, name = line.partition("  ")
         if len(digest) != 64 or not name:
             raise ManifestError(f"{path}:{number}: not a line of a manifest: {line[:60]!r}")

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from longdecode.engine.errors import GateError
+from longdecode.evals import manifest
 from longdecode.reporting import wording
 from longdecode.reporting.compare import write_compare
 from longdecode.reporting.overview import write_overview
@@ -37,20 +39,23 @@ _OWN = ("*.html", "data/*.csv", "site.css", "site.js", "vega.js")
 
 
 def build(results: Path, out: Path) -> Path:
-    """Build the site of one run and return its first page.
+    """Build the site of one run with its manifest, and return its first page.
 
     Args:
         results: the run's folder with its tables.
         out: the folder of the site; pages of an earlier build go.
 
     Raises:
+        ManifestError: a file changed since it was written.
         ReportError: the folder holds no table of results.
     """
-    return _build([read_run(Path(results))], Path(out))
+    page = _build([_intact(Path(results))], Path(out))
+    manifest.rewrite(page.parent)
+    return page
 
 
 def build_checked(results: Path, out: Path, inputs: Iterable[Path]) -> None:
-    """Build the site of a run from files that are as they were written, and write its manifest.
+    """Build the site of a run whose files are as they were written and whose instrument checks passed.
 
     Args:
         inputs: files that the pages rest on; those outside the run's folder ship with the project.
@@ -59,35 +64,39 @@ def build_checked(results: Path, out: Path, inputs: Iterable[Path]) -> None:
         GateError: a check of the instrument failed.
         ManifestError: a file of the run changed since it was written.
     """
-    from longdecode.engine.errors import GateError
-    from longdecode.evals import manifest
-
+    # What ships with the project, such as a tuning record, is no result of the run and in no manifest.
+    manifest.require(results, {path for path in inputs if path.is_relative_to(results)} | manifest.listed(results))
     instrument = results / "instrument.json"
     checks = json.loads(instrument.read_text(encoding="utf-8"))["checks"]
     if failed := [check for check in checks if check["outcome"] == "failed"]:
         said = "".join(f"\n  {check['name']}: {check['requires']}; got {check['numbers']}" for check in failed)
         raise GateError(f"{len(failed)} of {len(checks)} instrument checks failed ({instrument}):{said}")
-    # What ships with the project, such as a tuning record, is no result of the run and in no manifest.
-    manifest.require(results, {path for path in inputs if path.is_relative_to(results)} | manifest.listed(results))
     build(results, out)
-    manifest.rewrite(out)
 
 
 def build_all(results_root: Path, out: Path) -> Path:
     """Build one site over all runs in a folder and return its first page.
 
     Raises:
+        ManifestError: a file changed since it was written.
         ReportError: no folder in it holds a table of results.
     """
     folders = sorted(path.parent for path in Path(results_root).glob("*/config.yaml"))
     runs = [
-        read_run(folder)
+        _intact(folder)
         for folder in folders
         if any((folder / f"{name}.csv").is_file() for name in ("summary", "speed"))
     ]
     if not runs:
         raise ReportError(f"{results_root}: no run in it has tables; run `longdecode run` first")
     return _build(runs, Path(out))
+
+
+def _intact(folder: Path) -> Run:
+    """Read a run whose files are as its manifest, if it has one, says."""
+    if listed := manifest.listed(folder):
+        manifest.require(folder, listed)
+    return read_run(folder)
 
 
 def _build(runs: Sequence[Run], out: Path) -> Path:

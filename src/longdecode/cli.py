@@ -236,8 +236,8 @@ def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all 
     from longdecode.evals import manifest
 
     names = [name_of(profile) for profile in profiles or []]
-    listed = sorted({*Path("results").glob("*/manifest.txt"), *Path("reports").glob("*/manifest.txt")})
-    folders = [path.parent for path in listed if not names or path.parent.name in names]
+    places = ("results/*/manifest.txt", "reports/*/manifest.txt", "reports/*/index.html")  # pages may have lost theirs
+    folders = sorted({p.parent for place in places for p in Path().glob(place) if not names or p.parent.name in names})
     if not folders:
         raise ConfigError(f"no manifest of {', '.join(names) or 'any run'} in results/ or reports/")
     wrong = [problem for folder in folders for problem in manifest.problems(folder)]
