@@ -95,7 +95,7 @@ def test_pages_are_bound_to_their_results(tmp_path: Path) -> None:
     manifest.rewrite(results)
     with pytest.raises(ManifestError, match="built from other results"):
         manifest.require(pages)
-    (pages / "manifest.txt").write_text("junk\n")
+    (pages / "manifest.txt").write_bytes(b"\xff\n")
     with pytest.raises(ManifestError, match=r"manifest\.txt:1: not a line"):
         manifest.require(pages)
     (results / "summary.csv").unlink()
