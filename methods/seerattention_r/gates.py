@@ -68,6 +68,7 @@ class Rotation:
 
     def __init__(self, config: ModelConfig):
         self.frequencies, self.factor = inverse_frequencies(config)
+        self._copies: dict[torch.device, Tensor] = {}
 
     def forth(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines ``[B, T, D]`` that rotate by positions ``[B, T]``."""
@@ -80,7 +81,9 @@ class Rotation:
         return cos / self.factor, -sin / self.factor
 
     def _at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angles = positions[..., None] * self.frequencies.to(positions.device)
+        if positions.device not in self._copies:  # a step that is captured as a CUDA graph copies nothing from the host
+            self._copies[positions.device] = self.frequencies.to(positions.device)
+        angles = positions[..., None] * self._copies[positions.device]
         return torch.cat((angles, angles), dim=-1).cos(), torch.cat((angles, angles), dim=-1).sin()
 
 
