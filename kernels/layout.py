@@ -1,4 +1,4 @@
-"""Shape and precision conventions that the naive kernels share."""
+"""Shape and precision conventions that kernels share."""
 
 from __future__ import annotations
 
@@ -78,3 +78,8 @@ def check_block(kv_lengths: Tensor, mask: Tensor | None, queries: int) -> None:
 def on_host(x: Tensor) -> bool:
     """Return true where looking at values of ``x`` is free; elsewhere it stalls the device and breaks graph capture."""
     return x.device.type == "cpu"
+
+
+def needs_upcast(x: Tensor) -> bool:
+    """Return true for bfloat16 in Triton's interpreter, which CPU tensors imply and which computes wrongly on it."""
+    return x.device.type == "cpu" and x.dtype == torch.bfloat16

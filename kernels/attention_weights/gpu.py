@@ -12,7 +12,7 @@ from longdecode.kernels.decode_attention.block import visible_slots
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 from longdecode.kernels.group_reduce.naive import GROUP_REDUCTIONS
 from longdecode.kernels.group_reduce.rows import load_keys
-from longdecode.kernels.layout import check_block
+from longdecode.kernels.layout import check_block, needs_upcast
 from longdecode.kernels.split_kv import LOG2E
 
 _LOG2E = tl.constexpr(LOG2E)
@@ -126,7 +126,6 @@ def attention_weights_gpu(
             QUERIES=queries, ROWS=rows, PARTS=parts, REDUCE=group, DIM=dim,
             BLOCK_DIM=max(16, triton.next_power_of_2(dim)),
             BLOCK_ROWS=min(_MOST_ROWS, max(16, triton.next_power_of_2(rows // parts))), BLOCK_TOKENS=_TOKENS,
-            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
+            UPCAST=needs_upcast(q),
         )  # fmt: skip
     return out

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from longdecode.kernels.block_choice.naive import BlockShares
 from longdecode.kernels.group_reduce.rows import check_group, choose_score_launch, load_keys
+from longdecode.kernels.layout import needs_upcast
 from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 from longdecode.kernels.pooled_keys.naive import Pooling
 from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, order_keys
@@ -227,8 +228,7 @@ def choose_blocks_gpu(
             dim**-0.5, kv_heads, capacity, parts,
             ROWS=rows, DIM=dim, BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_ROWS=block_rows,
             TILE=launch.keys, TILES=launch.tiles, STAGES=launch.num_stages,
-            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=device.type == "cpu" and q.dtype == torch.bfloat16, num_warps=launch.num_warps, **overlap,
+            UPCAST=needs_upcast(q), num_warps=launch.num_warps, **overlap,
         )  # fmt: skip
         window_scores_kernel[(triton.cdiv(room, _BLOCKS), lists)](
             logits, tops, totals, windows, scores, kv_heads, capacity, parts, room,

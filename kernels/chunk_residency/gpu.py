@@ -3,8 +3,6 @@
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -12,18 +10,6 @@ from torch import Tensor
 
 from longdecode.kernels.block_residency.naive import BlockQueue
 from longdecode.kernels.chunk_residency.naive import ChunkResidents, check_room
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Warps of a program, which holds its whole list and all slots."""
-
-    num_warps: int
-
-
-def choose_launch(width: int) -> Launch:
-    """Choose warps so that a thread holds at most eight entries of a list of up to 8,192."""
-    return Launch(num_warps=max(1, min(32, triton.next_power_of_2(width) // 64)))
 
 
 @triton.jit
@@ -89,7 +75,6 @@ def claim_chunks_gpu(
     residents: ChunkResidents,
     queue: BlockQueue,
     out: Tensor,
-    launch: Launch | None = None,
 ) -> None:
     """Write slots and queue what is missing as in ``naive.claim_chunks``; a CUDA graph can capture it.
 
@@ -100,12 +85,12 @@ def claim_chunks_gpu(
     if out.stride(2) != 1:
         raise ValueError(f"entries of the output lie {out.stride(2)} apart; they must be contiguous")
     batch, heads, width = indices.shape
-    launch = launch or choose_launch(max(width, residents.slots))
     with torch.cuda.device_of(indices):
         claim_chunks_kernel[(batch * heads,)](
             indices, counts, residents.held, residents.slot_of, residents.fetched, out,
             queue.sources, queue.targets, queue.count,
             *indices.stride(), *counts.stride(), *out.stride()[:2], heads, width, residents.slots, residents.chunks,
             ENTRIES=triton.next_power_of_2(width), BLOCK_SLOTS=triton.next_power_of_2(residents.slots),
-            num_warps=launch.num_warps,
+            # A thread holds at most eight entries of a list of up to 8,192.
+            num_warps=max(1, min(32, triton.next_power_of_2(max(width, residents.slots)) // 64)),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from longdecode.kernels.decode_attention.block import block_attention_kernel
 from longdecode.kernels.decode_attention.launch import DecodeLaunch, choose_launch
 from longdecode.kernels.decode_attention.naive import check_logits
-from longdecode.kernels.layout import check_block
+from longdecode.kernels.layout import check_block, needs_upcast
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.split_kv import (
     LOG2E,
@@ -205,8 +205,7 @@ def decode_attention_gpu(
         "ROW_TILES": row_tiles, "SPLITS": launch.splits, "FUSED": launch.fused_merge, "MERGE_ROWS": merge_rows,
         "MERGE_PARTS": merge_some, "num_warps": launch.num_warps, "num_stages": launch.num_stages,
         "maxnreg": launch.registers,
-        # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-        "UPCAST": q.device.type == "cpu" and q.dtype == torch.bfloat16,
+        "UPCAST": needs_upcast(q),
     }  # fmt: skip
     check_logits(logits, q, capacity)
     grid = (row_tiles * launch.splits, kv_heads, batch)

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.experts.naive import route
+from longdecode.kernels.layout import needs_upcast
 from longdecode.kernels.linear.gpu import gate, load_weight
 
 
@@ -82,7 +83,6 @@ def _project(x: Tensor, weight: Tensor, order: Tensor, ends: Tensor, per_row: in
         experts_kernel[(triton.cdiv(width, block_n), count)](
             x, weight, order, ends, out, width, K=channels, PER_ROW=per_row, GATED=gated, BLOCK_ROWS=block_rows,
             BLOCK_N=block_n, BLOCK_K=128 // x.element_size(), num_warps=4, num_stages=3,
-            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=x.device.type == "cpu" and x.dtype == torch.bfloat16,
+            UPCAST=needs_upcast(x),
         )  # fmt: skip
     return out

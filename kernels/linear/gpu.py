@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.layout import needs_upcast
 from longdecode.kernels.linear.launch import Launch, choose_launch
 from longdecode.kernels.multiprocessors import shared_limit
 from longdecode.kernels.overlap import let_next_start, overlap_settings
@@ -296,8 +297,7 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
             linear_dot_kernel[(tiles, row_tiles, launch.splits)](
                 *arguments, parts, counters, *sizes, **settings, BLOCK_ROWS=launch.block_rows, PARTS=launch.k_parts,
                 SPLITS=launch.splits,
-                # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-                UPCAST=x.device.type == "cpu" and x.dtype == torch.bfloat16,
+                UPCAST=needs_upcast(x),
             )  # fmt: skip
     return out
 

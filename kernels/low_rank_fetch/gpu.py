@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.block_residency.naive import BlockQueue
+from longdecode.kernels.layout import needs_upcast
 from longdecode.kernels.low_rank_fetch.naive import LowRankPrompt, check_prompt
 
 
@@ -163,7 +164,6 @@ def fetch_chunks_gpu(
             RANK=rank, DIM=dim, CHUNK=chunk, GROUP=launch.group, ROWS=max(16, padded), BLOCK_CHUNK=padded,
             BLOCK_DIM=triton.next_power_of_2(dim), BLOCK_HALF=max(16, triton.next_power_of_2(dim // 2)),
             BLOCK_RANK=launch.ranks,
-            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=k.device.type == "cpu" and k.dtype == torch.bfloat16,
+            UPCAST=needs_upcast(k),
             num_warps=launch.num_warps, num_stages=1,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from longdecode.kernels.group_reduce.rows import (
     load_keys,
     reduce_rows,
 )
+from longdecode.kernels.layout import needs_upcast
 from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 from longdecode.kernels.page_minmax import PageBounds
 
@@ -112,8 +113,7 @@ def page_score_gpu(
             rows, kv_heads, num_pages, REDUCE=group or "none", DIM=dim,
             BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),
             BLOCK_PAGES=launch.keys, TILES=launch.tiles, STAGES=launch.num_stages,
-            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16, num_warps=launch.num_warps,
+            UPCAST=needs_upcast(q), num_warps=launch.num_warps,
             **overlap_settings(True, q.device),
         )  # fmt: skip
     return out

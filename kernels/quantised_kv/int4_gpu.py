@@ -235,7 +235,7 @@ def attend_int4_gpu(
     """
     (batch, heads, _, dim), kv_heads, groups = q.shape, layer.k.shape[1], layer.k.shape[2]
     rows, lists = heads // kv_heads, batch * kv_heads
-    launch = launch or choose_int4_launch(lists, rows, dim, -(-groups // _WARPS), q.dtype, q.device)
+    launch = launch or choose_int4_launch(lists, rows, -(-groups // _WARPS), q.dtype, q.device)
     runs = power_of_two(-(-dim // GROUP))
     if runs != layer.v_scale.shape[3]:
         raise ValueError(f"heads of {dim} channels: a power of two of runs of {GROUP} is needed")

@@ -43,9 +43,7 @@ def choose_fp8_launch(
     return QuantisedLaunch(max(16, power_of_two(rows)), splits, num_stages=5, registers=255)
 
 
-def choose_int4_launch(
-    lists: int, rows: int, dim: int, tiles: int, dtype: torch.dtype, device: torch.device
-) -> QuantisedLaunch:
+def choose_int4_launch(lists: int, rows: int, tiles: int, dtype: torch.dtype, device: torch.device) -> QuantisedLaunch:
     """Choose a launch of four-bit attention: two programs a multiprocessor, whose four warps unpack a group each.
 
     Unpacking takes most of a tile's instructions, so that two programs fill the schedulers and their registers are

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.block_residency.naive import Arrivals
+from longdecode.kernels.layout import needs_upcast
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.resident_attention.launch import ResidentLaunch, choose_launch
 from longdecode.kernels.sparse_decode_attention.naive import check_shapes
@@ -327,8 +328,7 @@ def resident_attention_gpu(
             SPLITS=splits, PARTS=launch.parts, SHARE=launch.share,
             # Its share overlaps one block more where it begins inside one.
             ENTRIES=triton.next_power_of_2(triton.cdiv(launch.share, block_size) + 1),
-            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
+            UPCAST=needs_upcast(q),
             WAITS=state is not None,
             num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers, **overlap,
         )  # fmt: skip

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.layout import needs_upcast
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch, choose_launch
 from longdecode.kernels.sparse_decode_attention.naive import check_scores, check_shapes
@@ -293,8 +294,7 @@ def sparse_decode_attention_gpu(
             BALANCED=launch.balanced,
             FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
             GROUP=launch.merge_group, LIST_COST=launch.list_cost, SCORE_BLOCK=scored,
-            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
+            UPCAST=needs_upcast(q),
             num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,
             **overlap_settings(True, q.device),
         )  # fmt: skip

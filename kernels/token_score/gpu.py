@@ -15,6 +15,7 @@ from longdecode.kernels.group_reduce.rows import (
     load_keys,
     reduce_rows,
 )
+from longdecode.kernels.layout import needs_upcast
 from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 
 
@@ -110,8 +111,7 @@ def token_logits_gpu(
             REDUCE=group or "none", DIM=dim,
             BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),
             BLOCK_TOKENS=launch.keys, TILES=launch.tiles, STAGES=launch.num_stages,
-            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
+            UPCAST=needs_upcast(q),
             num_warps=launch.num_warps, **overlap_settings(True, q.device),
         )  # fmt: skip
     return out

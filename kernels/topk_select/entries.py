@@ -72,7 +72,7 @@ def kept_borders(valid, keep_first, keep_last):
 
 
 @triton.jit
-def load_keys(p_scores, score_entry, o_entry, size, valid, first, last):
+def load_keys(p_scores, score_entry, o_entry, size, first, last):
     """Load the keys of the entries that compete, ``NO_KEY`` for the others."""
     b_scores = tl.load(p_scores + o_entry.to(tl.int64) * score_entry, mask=o_entry < size, other=0.0)
     competes = (o_entry >= first) & (o_entry < last)

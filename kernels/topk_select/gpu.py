@@ -80,7 +80,7 @@ def topk_select_kernel(
     first, last = kept_borders(valid, keep_first, keep_last)
     o_entry = tl.arange(0, BLOCK)
     p_scores += (i_list // heads) * score_batch + (i_list % heads) * score_head
-    b_keys = load_keys(p_scores, score_entry, o_entry, size, valid, first, last)
+    b_keys = load_keys(p_scores, score_entry, o_entry, size, first, last)
     b_tile = tl.reshape(b_keys, [BLOCK // (THREADS * VECTOR), THREADS, VECTOR])
 
     rivals = last - first
@@ -107,7 +107,7 @@ def topk_select_kernel(
         o_tile = i_tile + tl.arange(0, TILE)
         if TILE < BLOCK:
             # Read again, because the scan's temporaries would not fit in registers beside the whole list.
-            b_keys = load_keys(p_scores, score_entry, o_tile, size, valid, first, last)
+            b_keys = load_keys(p_scores, score_entry, o_tile, size, first, last)
         b_kept = ((o_tile < first) | (o_tile >= last)) & (o_tile < valid)
         above = (b_keys > threshold) | ((b_keys == threshold) & exact) | b_kept
         tied = (b_keys == threshold) & (exact == 0)

@@ -46,7 +46,7 @@ def group_max_kernel(
     b_most = tl.full([COLUMNS], NO_KEY, dtype=tl.int32)
     for i_row in range(0, tl.cdiv(last, groups), ROWS):
         o_entry = (i_row + tl.arange(0, ROWS))[:, None] * groups + o_group[None, :]
-        b_most = tl.maximum(b_most, tl.max(load_keys(p_scores, score_entry, o_entry, size, valid, first, last), 0))
+        b_most = tl.maximum(b_most, tl.max(load_keys(p_scores, score_entry, o_entry, size, first, last), 0))
     tl.store(p_maxima + i_list * groups + o_group, b_most)
 
 
@@ -98,7 +98,7 @@ def sieve_kernel(
     o_entry = i_chunk * CHUNK + tl.arange(0, CHUNK)
     p_scores += (i_list // heads) * score_batch + (i_list % heads) * score_head
     p_passed += i_list * chunks
-    b_keys = load_keys(p_scores, score_entry, o_entry, size, valid, first, last)
+    b_keys = load_keys(p_scores, score_entry, o_entry, size, first, last)
     b_kept = ((o_entry < first) | (o_entry >= last)) & (o_entry < valid)
     passes = (b_keys >= tl.load(p_bound + i_list)) | b_kept
     b_pass = passes.to(tl.int32)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.layout import needs_upcast
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.sparse_decode_attention import launch as sparse
 from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch
@@ -258,8 +259,7 @@ def attend_window_gpu(
             K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3), BLOCK_SIZE=block_size,
             DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens, QUERIES=queries, ROWS=rows,
             SPLITS=splits,
-            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
+            UPCAST=needs_upcast(q),
             num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers, **overlap,
         )  # fmt: skip
         join_window_kernel[(heads, batch)](
