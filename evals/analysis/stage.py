@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+
+import pandas as pd
 
 from longdecode.evals import manifest
 from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cells, speed_table, summary_table
@@ -17,6 +20,7 @@ from longdecode.evals.store import read_folder, read_records, write_table
 
 READ = ("locality.csv", "overlap.csv")
 """Files beside the tables that are read; what else was measured has a folder of its own."""
+AGREEMENT = ("model", "variant", "task", "context", "budget", "n", "same output", "same score")
 PAPERS = Path(__file__).parents[2] / "reporting" / "papers"
 
 
@@ -63,3 +67,18 @@ def write_tables(folder: Path) -> list[Path]:
     write_table(paths[-1], claims_table({} if run.pilot else declared, Tables.read(folder), run.profile))
     manifest.seal(folder, paths)
     return paths
+
+
+def agreement(before: Path, after: Path) -> Iterator[tuple[str, ...]]:
+    """Yield a row a cell that two runs have both scored: samples, and shares with the same output and the same score.
+
+    Columns ``AGREEMENT``. An output is the same where each of its tokens is.
+    """
+    cell, sample = list(AGREEMENT[:5]), ["seed", "sample_index"]
+    names = [*cell, *sample, "output_sha256", "score"]
+    runs = ([r for r in read_folder(run / "records", Record) if r.has_result] for run in (before, after))
+    first, second = (pd.DataFrame([[getattr(r, name) for name in names] for r in run], columns=names) for run in runs)
+    both = first.merge(second, on=[*cell, *sample], suffixes=("", "_after"))
+    for place, rows in both.groupby(cell, sort=False):
+        same = (f"{(rows[name] == rows[f'{name}_after']).mean():.1%}" for name in names[-2:])
+        yield *map(str, place), str(len(rows)), *same

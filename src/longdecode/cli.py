@@ -15,7 +15,7 @@ from rich.console import Console
 
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.evals.fingerprint import REPOSITORY
-from longdecode.reporting.terminal import show
+from longdecode.reporting.terminal import compared, show
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 methods_app = typer.Typer(help="List the methods, or start one of your own.")
@@ -173,8 +173,8 @@ def plan(
     found = sorted(path for path in folder.glob("*.yaml") if path.name != "sizes.yaml") if folder else ()
     if folder and not found:
         raise ConfigError(f"{folder}: no configuration (*.yaml) in this folder")
-    for line in planned([load_run_config(path) for path in found or [config_file(profile)]]):
-        console.print(line, markup=False)
+    lines = planned([load_run_config(path) for path in found or [config_file(profile)]])
+    console.print(*lines, sep="\n", markup=False)
 
 
 @app.command()
@@ -196,14 +196,19 @@ def check(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(help="A variant, or a method.")],
+    a: Annotated[str, typer.Argument(help="A variant, a method, or a folder of results/.")],
     b: Annotated[str, typer.Argument(help="Another.")],
     context: Annotated[str | None, typer.Option(help="A context, such as 32k.")] = None,
     profile: Annotated[str | None, typer.Option(help="One run; all of results/ if left out.")] = None,
 ) -> None:
-    """Print what two variants scored on the same prompts, and how fast they decode, from the tables of results/."""
-    from longdecode.reporting.terminal import compared
+    """Print what two variants scored on the same prompts, and how fast they decode, from the tables of results/.
 
+    Of two folders of results, print by cell how many outputs and scores are the same.
+    """
+    if Path(a, "records").is_dir() and Path(b, "records").is_dir():
+        from longdecode.evals.analysis.stage import AGREEMENT, agreement
+
+        return show(console, AGREEMENT, agreement(Path(a), Path(b)))
     quality, speed = compared(Path("results"), a, b, tokens_of(context) if context else None, profile)
     show(console, ("run", "model", "task", "context", "budget", "n", a, b, "difference", "verdict"), quality)
     show(console, ("run", "model", "context", "batch", "budget", f"{a}, times Full", f"{b}, times Full"), speed)

@@ -55,8 +55,7 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     path, changes = config_file(profile), _changes(given)
     run = checked(merged(read_yaml(path), changes), [path], changes, check_fairness=target != "tune")
     results, page = Path("results") / run.profile, Path("reports") / run.profile / "index.html"
-    for line in planned([run]):
-        console.print(line, markup=False)
+    console.print(*planned([run]), sep="\n", markup=False)
     refusal = reached() if (wanted := cost_of(run).downloads) else ""
     if refusal:
         console.print(f"missing: {refusal}: {', '.join(wanted)} from earlier downloads, or not at all", markup=False)
@@ -74,8 +73,7 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
         warnings = [*["not every method is tuned"] * run.allow_untuned, *terminal.statuses(results), *told.refused]
         ending = [f"answer: {terminal.answer(results)}", f"warnings: {'; '.join(warnings) or 'none'}"]
         ending.append(str(page if target == "all" else results))
-    for line in ending:
-        console.print(line, markup=False)
+    console.print(*ending, sep="\n", markup=False)
     return status
 
 

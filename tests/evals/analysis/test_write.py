@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from longdecode.evals import manifest
-from longdecode.evals.analysis.stage import write_tables
+from longdecode.evals.analysis.stage import agreement, write_tables
 from longdecode.evals.fingerprint import SettingsError
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RESULT_TABLES
@@ -83,3 +84,15 @@ def test_a_pilot_is_judged_nowhere(results: Path) -> None:
     table = {path.stem: pd.read_csv(path) for path in write_tables(results)}
     assert table["comparisons"]["difference"].notna().all() and table["comparisons"]["verdict"].isna().all()
     assert table["claims"].empty
+
+
+def test_what_two_runs_wrote_is_compared_cell_by_cell(tmp_path: Path) -> None:
+    committed = Path(__file__).resolve().parents[3] / "results" / "retro-0.5b"
+    again = shutil.copytree(committed, tmp_path / "again")
+    path = next(again.glob("records/*/full/*.parquet"))
+    one, *others = read_records(path, Record)
+    write_records(path, [one.model_copy(update={"output_sha256": "other"}), *others], Record)
+    rows = list(agreement(committed, again))
+    changed = [row for row in rows if row[-2:] != ("100.0%", "100.0%")]
+    assert len(rows) == 18 and len(changed) == 1
+    assert changed[0][1:] == ("full", one.task, "16384", "full", "87", f"{86 / 87:.1%}", "100.0%")
