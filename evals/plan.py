@@ -14,7 +14,7 @@ from typing import Any
 
 from longdecode.engine.config_reader import built_model, prompt_files
 from longdecode.engine.disk import FileLock, LockHeldError, writing
-from longdecode.engine.errors import ConfigError, unknown_name
+from longdecode.engine.errors import ConfigError, refuse_unknown
 from longdecode.evals import fingerprint, run_config
 from longdecode.evals.fairness import tuned_variants
 from longdecode.evals.fingerprint import hash_files, hash_texts, narrowed, quality_settings
@@ -35,8 +35,7 @@ def config_path(root: Path, profile: str) -> Path:
         ConfigError: there is no such profile; the message gives the nearest name.
     """
     profiles = [path.stem for path in (root / "config").glob("*.yaml")]
-    if profile not in profiles:
-        raise ConfigError(f"--config profile={profile}: {unknown_name('profile', profile, profiles)}")
+    refuse_unknown(f"--config profile={profile}", "profile", [profile], profiles)
     return root / "config" / f"{profile}.yaml"
 
 

@@ -143,17 +143,14 @@ class Variant:
         method.refuse_context(cell.context)
         return method
 
+    @functools.cache  # noqa: B019
     def budget_tokens(self, cell: Cell) -> int | None:
         """Return a cell's budget in tokens; of a budget in bytes, the method's native one."""
         if not cell.budget.of_bytes:
             return cell.budget.tokens(cell.context)
-        return self._native_budget(float(cell.budget.value or 0), cell.context)
-
-    @functools.cache  # noqa: B019
-    def _native_budget(self, share: float, context: int) -> int:
         itemsize, build = self.job.dtype.itemsize, functools.partial(self.job.build, self.name)
-        full_bytes = context * self.job.model_config.kv_bytes_per_token(itemsize)
-        return native_budget(build, share, context, full_bytes, itemsize)
+        full_bytes = cell.context * self.job.model_config.kv_bytes_per_token(itemsize)
+        return native_budget(build, float(cell.budget.value or 0), cell.context, full_bytes, itemsize)
 
     def scored(
         self, cell: Cell, sample: Sample, completion: Completion, method: AttentionMethod, full: Completion | None

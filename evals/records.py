@@ -257,8 +257,7 @@ class SpeedRecord(BaseRecord):
     @property
     def key(self) -> Key:
         """Bench, method, variant, stage, context, batch, budget, and the op's own sizes."""
-        sizes = op_sizes(self.bench, self.params).values()
-        return self.bench, self.method, self.variant, self.stage, self.context, self.batch, self.budget, *sizes
+        return speed_key(self, self.budget)
 
     @property
     def index(self) -> int:
@@ -269,6 +268,12 @@ class SpeedRecord(BaseRecord):
     def has_result(self) -> bool:
         """True where there is a time."""
         return bool(self.samples)
+
+
+def speed_key(cell: Any, budget: str) -> Key:
+    """Return the ``key`` of a timed cell or of its record."""
+    sizes = op_sizes(cell.bench, cell.params).values()
+    return cell.bench, cell.method, cell.variant, cell.stage, cell.context, cell.batch, budget, *sizes
 
 
 @functools.cache

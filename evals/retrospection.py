@@ -15,7 +15,7 @@ from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import device_name, resolve_device
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, refuse_unknown
 from longdecode.engine.generation import Generator
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.kv_cache import DenseCache
@@ -90,8 +90,7 @@ def measure_retrospection(config: RunConfig, model: str, output: Path) -> None:
         LongDecodeError: the model cannot be loaded, or a task does not fit it.
     """
     spec = config.retrospection
-    if model not in spec.models:
-        raise ConfigError(f"{config.source}: retrospection.models has no {model!r}")
+    refuse_unknown(f"{config.source}: retrospection", "model", [model], spec.models)
     rows: list[tuple[object, ...]] = []
     spread = Spread(config.confidence, RESAMPLES, config.seed)
     with lease_gpu(resolve_device(config.device)) as target:

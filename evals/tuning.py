@@ -128,7 +128,7 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
     settings that score alike otherwise, the smallest is taken: it leaves most of a budget to choose with.
     """
     began, fixed, most = time.monotonic(), spec.own_params(model), config.tuning.settings
-    choices = choices_of(spec.card, layers)
+    bare, choices = replace(spec, by_model={}, suites=None, budgets=None, tuned={}), choices_of(spec.card, layers)
     first_layers = {knob.name: knob.first_layer for knob in spec.card.tuned_knobs if knob.first_layer is not None}
     best = {knob.name: fixed.get(knob.name, knob.default) for knob in spec.card.tuned_knobs}
     trials: list[Trial] = []
@@ -139,12 +139,7 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
             asked = [best | {name: value} for value in sorted(wanted, key=lambda value: value != best[name])]
             new = [one for one in asked if one not in known and accepts(spec.method, {**fixed, **one})]
             tried = new[: most - len(trials)]
-            variants = {
-                f"s{place}": replace(
-                    spec, params={**fixed, **setting}, by_model={}, suites=None, budgets=None, tuned={}
-                )
-                for place, setting in enumerate(tried)
-            }
+            variants = {f"s{i}": replace(bare, params={**fixed, **setting}) for i, setting in enumerate(tried)}
             records = sweep(config, model, variants, sorted(kept)) if variants else {}
             trials += [_trial(setting, records[label], kept) for setting, label in zip(tried, variants, strict=True)]
             ran = [trial for trial in trials if trial.value is not None]

@@ -6,7 +6,6 @@ Tasks that full attention itself cannot do are told here; they take part in no m
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -308,7 +307,7 @@ def read_bandwidths(records: Iterable[SpeedRecord]) -> dict[str, float]:
         times = [us for us, _ in good_times(record.samples)]
         if record.bench == "ceiling" and record.bytes_min and times:
             device = record.provenance.device
-            best[device] = max(record.bytes_min / median(times), best.get(device, 0.0))
+            best[device] = max(record.bytes_min / float(np.median(times)), best.get(device, 0.0))
     return best
 
 
@@ -350,11 +349,6 @@ def _tokens(record: SpeedRecord) -> int:
 def good_times(samples: Sequence[SpeedSample]) -> list[tuple[float, float | None]]:
     """Return the times of the samples that nothing disturbed, each beside the reference's."""
     return [(sample.us, sample.reference_us) for sample in samples if sample.disturbed is None]
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median; NaN of nothing."""
-    return float(np.median(values)) if len(values) else math.nan
 
 
 def median_spread(values: Sequence[float]) -> Interval:

@@ -17,7 +17,7 @@ from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import resolve_device
 from longdecode.engine.endless import without_ends
-from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.errors import UnsupportedCellError, refuse_unknown
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.budgets import FULL_BUDGET, Budget
@@ -65,8 +65,7 @@ class GenerationJob(ModelJob):
     """
 
     def __init__(self, config: RunConfig, name: str, device: torch.device, output: Path):
-        if name not in config.generation.runs:
-            raise ConfigError(f"{config.source}: no generation of the name {name!r} is configured (key 'generation')")
+        refuse_unknown(f"{config.source}: generation", "run", [name], config.generation.runs)
         self.name = name
         self.generation, self.spec = config.generation, config.generation.runs[name]
         super().__init__(config, self.spec.model, device)

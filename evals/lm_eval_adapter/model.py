@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import resolve_device, resolve_dtype
-from longdecode.engine.errors import ConfigError, ContextLimitError, refuse_unknown, unknown_name
+from longdecode.engine.errors import ConfigError, ContextLimitError, refuse_unknown
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.tokenizer import eos_ids, load_tokenizer
 from longdecode.engine.weights import load_decoder
@@ -56,9 +56,8 @@ def read_generation(values: Mapping[str, Any], default_tokens: int) -> Generatio
         ConfigError: an argument that the engine does not implement, or a value out of range or of another kind.
     """
     asked = {name: value for name, value in values.items() if value is not None}
+    refuse_unknown("generation_kwargs", "argument", asked, _KINDS)
     for name, value in asked.items():
-        if name not in _KINDS:
-            raise ConfigError(f"generation_kwargs: {unknown_name('argument', name, _KINDS)}")
         kinds = _KINDS[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(kind.__name__ for kind in kinds)

@@ -21,6 +21,7 @@ from longdecode.evals.generators import chain, lookup, narrative
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.episodes import EpisodeTask
 from longdecode.evals.tasks.fitting import fill_context, has_tokens, head_end, tail_start, window
+from longdecode.evals.tasks.needles import JsonKv
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -287,12 +288,6 @@ def _tasks(suite: str) -> dict[str, partial[Continuation]]:
     return {name: partial(kind, suite, name, texts, tokens, bins) for kind, name, texts, tokens, bins in rows}
 
 
-def _tuning_json_kv(data: Data) -> Task:
-    from longdecode.evals.tasks.needles import JsonKv  # no other suite of this module asks for it
-
-    return JsonKv(data, "tuning")
-
-
 SUITES: Mapping[str, Suite] = {
     "fidelity": Suite(_tasks("fidelity"), data=("pg19", "prose")),
     "pg19_long": Suite(
@@ -303,7 +298,7 @@ SUITES: Mapping[str, Suite] = {
         {
             "tuning_lookup_20": partial(EpisodeTask, "tuning", "tuning_lookup", lookup.longgen, 20),
             "tuning_chain_12": partial(EpisodeTask, "tuning", "tuning_chain", chain.chain, 12),
-            "tuning_json_kv": _tuning_json_kv,
+            "tuning_json_kv": partial(JsonKv, suite="tuning"),
             **_tasks("tuning"),
         },
         data=("pg19",),

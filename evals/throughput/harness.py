@@ -25,7 +25,7 @@ from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.fingerprint import file_hashes, hash_settings, hash_texts, speed_code_hash
 from longdecode.evals.gate import Gate, attempt, free_memory, status_of
 from longdecode.evals.records import Bench as BenchName
-from longdecode.evals.records import Key, Provenance, SpeedRecord, Stage, Weights, op_sizes
+from longdecode.evals.records import Key, Provenance, SpeedRecord, Stage, Weights, speed_key
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import Store
 from longdecode.evals.throughput.spec import FULL, RAW_SHAPES, Grid, code_module
@@ -68,8 +68,7 @@ class SpeedCell:
     @property
     def key(self) -> Key:
         """Tell this cell's record from the job's others."""
-        sizes = op_sizes(self.bench, self.params).values()
-        return self.bench, self.method, self.variant, self.stage, self.context, self.batch, self.budget.text, *sizes
+        return speed_key(self, self.budget.text)
 
     @property
     def budget_tokens(self) -> int | None:
@@ -95,7 +94,6 @@ class Bench:
     """True where variants must pass the conformance gate."""
 
     def __init__(self, run: RunConfig, name: str, device: torch.device):
-        assert run.throughput is not None
         self.run, self.name, self.device = run, name, device
         self.grids = run.throughput.grids_of(name)
         self.models = {model: self._model_hash(model) for model in run.throughput.models_of(name)}

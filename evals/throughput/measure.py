@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from longdecode.engine.device import resolve_device
-from longdecode.engine.errors import ConfigError, LongDecodeError, unknown_name
+from longdecode.engine.errors import LongDecodeError, refuse_unknown
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.evals.analysis.cells import good_times, median, speed_table
+from longdecode.evals.analysis.cells import good_times, median_spread, speed_table
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
 from longdecode.evals.records import SpeedRecord
@@ -51,8 +51,7 @@ def measure_speed(run: RunConfig, name: str, output: Path, *, choose: Choose = l
         DeviceBusyError: the device did not come to rest.
         LockHeldError: another process runs this job.
     """
-    if name not in run.throughput.jobs:
-        raise ConfigError(f"{run.source}: throughput: {unknown_name('job', name, run.throughput.jobs)}")
+    refuse_unknown(f"{run.source}: throughput", "job", [name], run.throughput.jobs)
     with lease_gpu(resolve_device(run.device), alone=True) as device:
         bench: Bench = _BENCHES.get(name, DecodeBench)(run, name, device)
         cells = list({cell.key: cell for cell in bench.cells()}.values())
@@ -81,7 +80,7 @@ def _tell(record: SpeedRecord) -> None:
     if record.status == "ok":
         times = [us for us, _ in good_times(record.samples)]
         bad, all_ = len(record.samples) - len(times), len(record.samples)
-        found = f"{median(times):,.1f} us ({bad} of {all_} disturbed)"
+        found = f"{median_spread(times).value:,.1f} us ({bad} of {all_} disturbed)"
     print(f"{where}: {found}", file=sys.stderr, flush=True)
 
 
