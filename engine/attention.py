@@ -185,14 +185,9 @@ class AttentionMethod(ABC):
         return prefill_attention(q, keys, values, start)
 
     def keep_layer(
-        self,
-        cache: KVCache,
-        layer: int,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
+        self, cache: KVCache, layer: int, keys: Tensor, values: Tensor, lengths: Tensor,
         observed: Mapping[str, Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Move what the method keeps of one densely prefilled layer into its own cache.
 
         Args:

@@ -146,13 +146,9 @@ class Decoder:
         return self.logits(hidden[:, -1])
 
     def prefill(
-        self,
-        prompts: Sequence[Tensor],
-        cache: KVCache,
-        piece_tokens: int,
-        method: AttentionMethod | None = None,
+        self, prompts: Sequence[Tensor], cache: KVCache, piece_tokens: int, method: AttentionMethod | None = None,
         observers: Sequence[PrefillObserver] = (),
-    ) -> tuple[Tensor, Observed]:
+    ) -> tuple[Tensor, Observed]:  # fmt: skip
         """Fill an empty cache with ragged prompts, one block padded on the right.
 
         Causal attention keeps every real token from seeing the padding, whose slots lie past the row's length.

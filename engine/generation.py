@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Literal
 
 import torch
+from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
@@ -34,13 +34,9 @@ class Generator:
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        sampling: Sampling | None = None,
-        cuda_graph: bool | None = None,
-        *,
+        self, decoder: Decoder, sampling: Sampling | None = None, cuda_graph: bool | None = None, *,
         prefill_tokens: int = 16384,
-    ):
+    ):  # fmt: skip
         if cuda_graph and decoder.device.type != "cuda":
             raise ConfigError(f"cuda_graph was asked for on {decoder.device}; graphs exist on CUDA only")
         if prefill_tokens < 1:
@@ -67,9 +63,15 @@ class Generator:
         """
         return self._prefill(requests, methods, None)
 
-    def prefill_for(self, requests: Sequence[Request], method: AttentionMethod) -> Prompt:
-        """Read a batch of prompts into the one method's own cache, by its own prefill rule; raises as ``prefill``."""
-        return self._prefill(requests, (method,), method)
+    def prefill_for(
+        self, requests: Sequence[Request], method: AttentionMethod, among: Sequence[Request] = ()
+    ) -> Prompt:
+        """Read a batch of prompts into the one method's own cache, by its own prefill rule; raises as ``prefill``.
+
+        Args:
+            among: the cache has the capacity that these need, any token of which may be a decoded one.
+        """
+        return self._prefill(requests, (method,), method, among)
 
     @torch.no_grad()
     def decode(self, prompt: Prompt, method: AttentionMethod, *, keep_prompt: bool = True) -> list[Completion]:
@@ -94,7 +96,10 @@ class Generator:
                     if may_end_early and done % self.look_every == 0 and not bool(stepper.sequences.active.any()):
                         break
                     advance(done)
-            return _completions(stepper, prompt, timer.ms)
+            return [
+                completion_of(stepper, row, request, prompt.prefill_ms, timer.ms)
+                for row, request in enumerate(prompt.requests)
+            ]
 
     @contextmanager
     def ready(
@@ -107,7 +112,7 @@ class Generator:
         prompt.require_for(method)
         device = self.decoder.device
         capacity = prompt.cache.shape.capacity
-        if capacity < (need := _capacity(prompt.requests, (method,))):
+        if capacity < (need := batch_capacity(prompt.requests, (method,))):
             raise ConfigError(f"{method.name} needs {need} slots a row, the prompt was prefilled with {capacity}")
         dense = prompt.cache if isinstance(prompt.cache, DenseCache) else None
         returned = dense.lent() if dense is not None and keep_prompt else nullcontext()
@@ -122,12 +127,13 @@ class Generator:
             yield stepper, stepper.plan(tuple(capture(work, device) for work in works) if graph else works, steps)
 
     def _prefill(
-        self, requests: Sequence[Request], methods: Sequence[AttentionMethod], owner: AttentionMethod | None
-    ) -> Prompt:
-        self._refuse(requests)
-        capacity = _capacity(requests, methods)
+        self, requests: Sequence[Request], methods: Sequence[AttentionMethod], owner: AttentionMethod | None,
+        among: Sequence[Request] = (),
+    ) -> Prompt:  # fmt: skip
+        self.refuse(requests)
+        capacity = batch_capacity(among or requests, methods)
         prompts = [torch.tensor(request.prompt_ids, dtype=torch.int64) for request in requests]
-        decoded = capacity - min(len(request.prompt_ids) for request in requests)
+        decoded = capacity - (0 if among else min(len(request.prompt_ids) for request in requests))
         shape = self.decoder.cache_shape(len(requests), capacity, decoded)
         observers = {observer.key: observer for method in methods for observer in method.observers()}
         with memory_guard(self.decoder.device, len(requests), capacity):
@@ -172,7 +178,8 @@ class Generator:
             return False
         return steps >= GRAPH_FROM_STEPS if self.cuda_graph is None else self.cuda_graph
 
-    def _refuse(self, requests: Sequence[Request]) -> None:
+    def refuse(self, requests: Sequence[Request]) -> None:
+        """Raise for requests that cannot be run, as ``prefill`` does."""
         config = self.decoder.config
         if not requests:
             raise ConfigError("a batch of no requests")
@@ -194,47 +201,36 @@ class Generator:
                 raise ConfigError(f"request {row}: top_tokens is {request.top_tokens}, not 0 to {config.vocab_size}")
 
 
-def _capacity(requests: Sequence[Request], methods: Sequence[AttentionMethod]) -> int:
-    """Slots a row: the longest sequence, and the drafts that may lie beyond its end."""
+def batch_capacity(requests: Sequence[Request], methods: Sequence[AttentionMethod]) -> int:
+    """Return the slots of a row: the longest sequence, and the drafts that may lie beyond its end."""
     drafts = max((method.draft.tree.rows - 1 for method in methods if method.draft), default=0)
     return max(request.total_tokens for request in requests) + drafts
 
 
-def _completions(stepper: Stepper, prompt: Prompt, decode_ms: float) -> list[Completion]:
-    """Fetch the results of all rows in one go."""
+def completion_of(stepper: Stepper, row: int, request: Request, prefill_ms: float, decode_ms: float) -> Completion:
+    """Fetch the result of one row."""
     sequences = stepper.sequences
-    counts, chosen, steps = sequences.counts.tolist(), sequences.chosen.tolist(), sequences.steps.tolist()
-    logprobs, greedy = sequences.logprobs.tolist(), sequences.greedy.tolist()
-    all_reads, sparse_reads = _reads(stepper), _governed_reads(stepper)
+    fed_and_newest, steps = int(sequences.counts[row]), max(0, int(sequences.steps[row]) - 1)
+    forced, fed = len(request.forced_ids), max(0, fed_and_newest - 1)
+    output = tuple(sequences.chosen[row, forced:fed_and_newest].tolist())
     counted = stepper.proposer.counts() if isinstance(stepper, SpeculativeStepper) else {}
-    drafted = {name: values.tolist() for name, values in counted.items()}
-    completions = []
-    for row, request in enumerate(prompt.requests):
-        forced = len(request.forced_ids)
-        output = tuple(chosen[row][forced : counts[row]])
-        stopped = bool(output) and output[-1] in request.stop_ids
-        reason: Literal["stop", "length"] = "stop" if stopped else "length"
-        fed = max(0, counts[row] - 1)
-        completions.append(
-            Completion(
-                output_ids=output,
-                forced_logprobs=tuple(logprobs[row][:forced]),
-                forced_greedy=tuple(greedy[row][:forced]),
-                finish_reason=reason,
-                read_tokens_mean=all_reads[row] / max(1, fed),
-                read_tokens_sparse=sparse_reads[row] / max(1, fed),
-                prefill_ms=prompt.prefill_ms,
-                decode_ms=decode_ms,
-                decode_steps=max(0, steps[row] - 1),
-                tokens_per_step=fed / max(1, steps[row] - 1),
-                draft_counts={name: values[row] for name, values in drafted.items()},
-                **(sequences.alternatives.of(row, request) if sequences.alternatives else {}),
-            )
-        )
-    return completions
+    return Completion(
+        output_ids=output,
+        forced_logprobs=tuple(sequences.logprobs[row, :forced].tolist()),
+        forced_greedy=tuple(sequences.greedy[row, :forced].tolist()),
+        finish_reason="stop" if output and output[-1] in request.stop_ids else "length",
+        read_tokens_mean=float(_reads(stepper)[row]) / max(1, fed),
+        read_tokens_sparse=float(_governed_reads(stepper)[row]) / max(1, fed),
+        prefill_ms=prefill_ms,
+        decode_ms=decode_ms,
+        decode_steps=steps,
+        tokens_per_step=fed / max(1, steps),
+        draft_counts={name: int(values[row]) for name, values in counted.items()},
+        **(sequences.alternatives.of(row, request) if sequences.alternatives else {}),
+    )
 
 
-def _reads(stepper: Stepper) -> list[float]:
+def _reads(stepper: Stepper) -> Tensor:
     """Tokens read by each KV head, a mean over heads and layers, summed over steps and over all that reads.
 
     A smaller model's tokens count as those of the verifying one that have as many bytes.
@@ -244,10 +240,10 @@ def _reads(stepper: Stepper) -> list[float]:
         state.kv_tokens_per_head.mean(dim=0) * (state.cache.config.kv_bytes_per_token(1) / whole)
         for state in stepper.states
     ]
-    return torch.stack(shares).sum(dim=0).tolist()
+    return torch.stack(shares).sum(dim=0)
 
 
-def _governed_reads(stepper: Stepper) -> list[float]:
+def _governed_reads(stepper: Stepper) -> Tensor:
     """Tokens read by each KV head that does not read everything, summed over steps; by all where none is governed."""
     config = stepper.decoder.config
     dense = sum(map(len, stepper.method.dense_heads()))
@@ -255,7 +251,7 @@ def _governed_reads(stepper: Stepper) -> list[float]:
     if governed == 0 or len(stepper.states) > 1:
         return _reads(stepper)
     reads = stepper.state.kv_tokens_per_head.sum(dim=0) * config.num_kv_heads
-    return ((reads - stepper.state.dense_tokens * dense) / governed).tolist()
+    return (reads - stepper.state.dense_tokens * dense) / governed
 
 
 @contextmanager

@@ -178,6 +178,10 @@ class KVCache(ABC):
         refuse_if_too_large(self.nbytes(), self.device)
         return copy.deepcopy(self, {id(self.shape): self.shape})
 
+    def row_state(self) -> dict[str, Any]:
+        """Return by name all that the next step of a row depends on; by default every attribute but the shape."""
+        return {name: part for name, part in vars(self).items() if name != "shape"}
+
     def nbytes(self) -> int:
         """Bytes of keys and values on the device."""
         return sum(tensor.nbytes for tensor in self.tensors())
@@ -372,13 +376,9 @@ class DenseCache(WholeCache):
 
 
 def store_heads(
-    heads: BlockHeads,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    bounds: PageBounds | None = None,
+    heads: BlockHeads, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, bounds: PageBounds | None = None,
     page_size: int = 0,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Rotate a block's heads and store its keys and values in one launch; see ``kernels.rope_append``."""
     return rope_append(
         heads.q, heads.k, heads.v, heads.cos, heads.sin, k_cache, v_cache, slot_mapping,

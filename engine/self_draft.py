@@ -73,15 +73,9 @@ class SelfDrafter(Proposer):
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        sequences: Sequences,
-        verifier: DecodeState,
-        method: AttentionMethod,
-        state: DecodeState,
-        tree: DraftTree,
-        branches: int = 1,
-    ):
+        self, decoder: Decoder, sequences: Sequences, verifier: DecodeState, method: AttentionMethod,
+        state: DecodeState, tree: DraftTree, branches: int = 1,
+    ):  # fmt: skip
         self.decoder, self.sequences, self.verifier, self.method, self.state = (
             decoder, sequences, verifier, method, state,
         )  # fmt: skip

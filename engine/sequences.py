@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,20 +26,24 @@ class Sequences:
 
     ``tokens`` ``[B]`` is each row's newest token, not yet fed. ``steps`` ``[B]`` counts the emissions in which a row
     was active. ``active`` ``[B]`` is shared with the decode state.
+
+    Args:
+        among: tables are as wide as these need, of which ``requests`` are some; as ``requests`` where left out.
     """
 
-    def __init__(self, requests: Sequence[Request], sampling: Sampling, active: Tensor):
+    def __init__(self, requests: Sequence[Request], sampling: Sampling, active: Tensor, among: Sequence[Request] = ()):
         self.sampling = sampling
         self.active = active
-        device, batch = active.device, len(requests)
-        self.longest = max(request.continuation_tokens for request in requests)
-        self.scores_forced = any(request.forced_ids for request in requests)
-        self.generates = any(request.max_new_tokens for request in requests)
-        self.can_stop = any(request.stop_ids and request.max_new_tokens for request in requests)
+        device, batch, among = active.device, len(requests), among or requests
+        self.longest = max(request.continuation_tokens for request in among)
+        self.scores_forced = any(request.forced_ids for request in among)
+        self.generates = any(request.max_new_tokens for request in among)
+        self.can_stop = any(request.stop_ids and request.max_new_tokens for request in among)
 
-        def table(rows: list[tuple[int, ...]], fill: int) -> Tensor:
-            width = max(1, *map(len, rows))
-            return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], device=device)
+        def table(of: Callable[[Request], Iterable[int]], fill: int) -> Tensor:
+            width = max(1, *(len(tuple(of(request))) for request in among))
+            rows = [[*of(request), *[fill] * width][:width] for request in requests]
+            return torch.tensor(rows, device=device)
 
         def column(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
@@ -51,8 +55,8 @@ class Sequences:
         self.prompt_lengths = column([len(request.prompt_ids) for request in requests])
         self.totals = column([request.continuation_tokens for request in requests])
         self.forced_counts = column([len(request.forced_ids) for request in requests])
-        self.forced = table([request.forced_ids for request in requests], 0)
-        self.stops = table([tuple(sorted(request.stop_ids)) for request in requests], -1)
+        self.forced = table(lambda request: request.forced_ids, 0)
+        self.stops = table(lambda request: sorted(request.stop_ids), -1)
         self.history_tokens = sampling.history_tokens
         self.text = torch.full((batch, self.history_tokens + self.longest + 1), -1, dtype=torch.int64, device=device)
         self.chosen = self.text[:, self.history_tokens :]
@@ -63,7 +67,7 @@ class Sequences:
                 self.text[row, self.history_tokens - len(tail) : self.history_tokens] = column(list(tail))
         self.logprobs = torch.zeros(batch, self.longest + 1, dtype=torch.float32, device=device)
         self.greedy = torch.zeros(batch, self.longest + 1, dtype=torch.bool, device=device)
-        self.alternatives = Alternatives(requests, self.longest, device) if self.scores_forced else None
+        self.alternatives = Alternatives(requests, self.longest, device, among) if self.scores_forced else None
         self.active.copy_(self.totals > 0)
         self.progress = Progress(
             self.chosen, self.counts, self.steps, self.tokens, self.active, self.totals, self.forced_counts,
@@ -237,15 +241,16 @@ class Alternatives:
         requests: the batch.
         longest: places of the longest continuation; one more is for rows that are done.
         device: where the logits are.
+        among: see ``Sequences``.
     """
 
-    def __init__(self, requests: Sequence[Request], longest: int, device: torch.device):
+    def __init__(self, requests: Sequence[Request], longest: int, device: torch.device, among: Sequence[Request]):
         batch = len(requests)
-        self.top_tokens = max(request.top_tokens for request in requests)
+        self.top_tokens = max(request.top_tokens for request in among)
         self.top_ids = torch.zeros(batch, longest + 1, self.top_tokens, dtype=torch.int64, device=device)
         self.top_logprobs = torch.zeros(batch, longest + 1, self.top_tokens, dtype=torch.float32, device=device)
         named = [request.compared_ids for request in requests]
-        width = max((ids.shape[1] for ids in named if ids is not None), default=0)
+        width = max(0 if other.compared_ids is None else other.compared_ids.shape[1] for other in among)
         self.compared_ids = torch.zeros(batch, longest + 1, width, dtype=torch.int64, device=device)
         for row, ids in enumerate(named):
             if ids is not None:
@@ -264,11 +269,12 @@ class Alternatives:
             self.compared_logprobs.scatter_(1, at, logits.gather(2, self.compared_ids.gather(1, at)) - total[..., None])
 
     def of(self, row: int, request: Request) -> dict[str, Tensor | None]:
-        """Return a row's results as a completion holds them."""
+        """Return a row's results as a completion holds them: copies, since another request may take the row."""
         places = len(request.forced_ids)
         compared = None if request.compared_ids is None else request.compared_ids.shape[1]
+        top, named = (row, slice(places)), (row, slice(places), slice(compared))
         return {
-            "top_ids": self.top_ids[row, :places].cpu() if request.top_tokens else None,
-            "top_logprobs": self.top_logprobs[row, :places].cpu() if request.top_tokens else None,
-            "compared_logprobs": self.compared_logprobs[row, :places, :compared].cpu() if compared else None,
+            "top_ids": self.top_ids[top].to("cpu", copy=True) if request.top_tokens else None,
+            "top_logprobs": self.top_logprobs[top].to("cpu", copy=True) if request.top_tokens else None,
+            "compared_logprobs": self.compared_logprobs[named].to("cpu", copy=True) if compared else None,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import DenseCache
-from longdecode.engine.request import Prompt
+from longdecode.engine.request import Prompt, Request
 from longdecode.engine.sampling import Sampling
 from longdecode.engine.sequences import Sequences
 from longdecode.engine.token_block import TokenBlock
@@ -212,18 +212,20 @@ class _Watched(DenseAttention):
 
 
 def make_stepper(
-    decoder: Decoder, sampling: Sampling, prompt: Prompt, method: AttentionMethod, *, keep_prompt: bool = True
-) -> Stepper:
+    decoder: Decoder, sampling: Sampling, prompt: Prompt, method: AttentionMethod, *, keep_prompt: bool = True,
+    among: Sequence[Request] = (),
+) -> Stepper:  # fmt: skip
     """Start a method on a prefilled prompt and choose the first token of every row.
 
     Args:
         keep_prompt: leave the prompt as it is and decode in a copy.
+        among: see ``Sequences``.
 
     Raises:
         UnsupportedCellError: the method corrects or verifies in a cache that does not keep every token on the device.
     """
     state = method.start(prompt, keep_prompt=keep_prompt)
-    sequences = Sequences(prompt.requests, sampling, state.active)
+    sequences = Sequences(prompt.requests, sampling, state.active, among)
     logits = prompt.logits[:, None]
     sequences.emit(sequences.choose(logits), logits)
     stepper: Stepper

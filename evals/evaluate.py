@@ -1,4 +1,7 @@
-"""Score a suite: contexts, tasks, batches; one prefill serves all variants and budgets, each batch is stored."""
+"""Score a suite: contexts, tasks, batches; one prefill serves all variants and budgets, each batch is stored.
+
+With ``refill`` the rows of a batch end one by one and each is stored as it ends; every variant then prefills by itself.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ def evaluate_suite(
     """Run every cell of some variants on one model and suite and write their records.
 
     A killed run resumes: records on disk are kept where their fingerprint is today's. Batches have a fixed composition,
-    so that the records are those of an uninterrupted run. A cell that cannot run ends as a status; the others go on.
+    or, where they are refilled, fixed shapes in which a row depends on its own prompt: the records are those of an
+    uninterrupted run. A cell that cannot run ends as a status; the others go on.
 
     Args:
         outputs: the parquet file of each variant.
@@ -111,6 +115,8 @@ class _Evaluation:
         for cell in cells if samples else ():
             if (refusal := self.variants[cell.variant].refusal) and (status := status_of(refusal)):
                 self._close([cell], status, str(refusal))
+        if self.job.spec.refill:
+            cells = [cell for cell in cells if self._attempt([cell], partial(self._by_batch, samples, cell))]
         size = self.job.spec.batch  # of fixed composition, so that a resumed run repeats the first one's numbers
         for start in range(0, len(samples), size):
             batch = samples[start : start + size]
@@ -156,6 +162,17 @@ class _Evaluation:
         ]
         missing = self._missing(cell, batch)
         variant.store.add(*(record for record in records if record.index in missing))
+
+    def _by_batch(self, samples: Sequence[Sample], cell: Cell) -> bool:
+        """Return true, and say so, where rows cannot be refilled; else score the cell and store each row as it ends."""
+        variant, missing = self.variants[cell.variant], self._missing(cell, samples)
+        records = variant.refilled(cell, samples, missing) if missing else ()
+        if records is None:
+            _say(f"  {self.where} {cell.task} {cell.variant}: compared, corrected or drafted by batch: not refilled")
+            return True
+        for record in records:
+            variant.store.add(record)
+        return False
 
     def _missing(self, cell: Cell, batch: Sequence[Sample]) -> frozenset[int]:
         return self.variants[cell.variant].store.missing(cell, [sample.index for sample in batch])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "longdecode"
-CHECKS = ("rule", *(f"conformance{part}" for part in ("", "_bench", "_card", "_launches", "_model", "_rules")))
+CHECKS = ("rule", "conformance", *map("conformance_{}".format, "bench card launches model refill rules".split()))
 """Modules of the methods room that check a method."""
 _STOPS = {
     "engine": "plugins",
@@ -44,13 +44,14 @@ class SettingsError(LongDecodeError):
 def cell_settings(run: RunConfig, model: str, suite: str, variant: str) -> dict[str, Any]:
     """Return the settings that all cells of a variant on a model and suite share.
 
-    The number of samples and the batch are among them: they fix which samples share a batch.
+    The number of samples and the batch are among them: they fix which samples share a batch. ``refill`` is named where
+    it is on, so that records from before there was such a key hold.
     """
     spec = run.suites[suite]
     return {
         "profile": run.profile, "seed": run.seed, "dtype": run.dtype, "model": model, "suite": suite,
         "variant": variant, "method": run.methods[variant].method, "params": run.methods[variant].params_of(model),
-        "samples": spec.samples, "batch": spec.batch,
+        "samples": spec.samples, "batch": spec.batch, **({"refill": True} if spec.refill else {}),
     }  # fmt: skip
 
 

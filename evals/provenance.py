@@ -51,15 +51,9 @@ def versions() -> dict[str, str]:
 
 
 def collect(
-    *,
-    settings: Mapping[str, Any],
-    code: str,
-    model: str,
-    data: str,
-    device: torch.device,
-    dtype: torch.dtype,
+    *, settings: Mapping[str, Any], code: str, model: str, data: str, device: torch.device, dtype: torch.dtype,
     clock_mhz: int | None = None,
-) -> Provenance:
+) -> Provenance:  # fmt: skip
     """Build the provenance of one cell from its settings, three hashes and the machine it runs on."""
     name, numbers = device_name(device), str(dtype).removeprefix("torch.")
     return Provenance(

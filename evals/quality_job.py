@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,24 @@ class Variant:
             score=score.value if score else None, parts=list(score.parts) if score else None,
             finish_reason=completion.finish_reason,
         )  # fmt: skip
+
+    def refilled(self, cell: Cell, samples: Sequence[Sample], missing: Collection[int]) -> Iterator[Record] | None:
+        """Score the samples whose numbers are ``missing`` in rows that are refilled; yield records as rows end.
+
+        Shapes are those of all samples. ``None`` where the batches of the task or of the method must stay together.
+
+        Raises:
+            UnsupportedCellError: as ``method_at`` and ``stream``.
+        """
+        from longdecode.engine.refill import can_refill, stream  # whole batches have no use for it
+
+        job, task, method = self.job, self.job.tasks[cell.task], self.method_at(cell)
+        if task.against_full or not can_refill(method):
+            return None
+        requests = [job.request(task, cell.context, sample) for sample in samples]
+        rows = min(job.spec.batch, max(2, len(samples)))
+        done = stream(job.generator(task), requests, method, rows, sorted(missing))
+        return (self.scored(cell, samples[number], one, method, None) for number, one in done)
 
     def closed(self, cell: Cell, status: Status, reason: str) -> Record:
         """Make the one record of a cell that could not run."""

@@ -141,14 +141,15 @@ def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:
 class SuiteSpec:
     """The part of a suite that runs: contexts (tokens), samples of each task, samples decoded at once, tasks.
 
-    ``question`` is where the question stands, or several of it: each is a suite of its own in the run
-    (``with_protocols``). ``None`` is the suite's own protocol.
+    ``refill`` puts the next sample in the place of one whose answer has ended. ``question`` is where the question
+    stands, or several of it: each is a suite of its own in the run (``with_protocols``). ``None`` is the suite's own.
     """
 
     contexts: typed.Sizes
     samples: typed.Count
     batch: typed.Count = 1
     tasks: Annotated[typed.Names, typed.OrNull(tuple)] = ()
+    refill: typed.Flag = False
     question: Question | Annotated[tuple[Question, ...], typed.SOME, typed.Distinct] | None = None
 
 

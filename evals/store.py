@@ -65,16 +65,10 @@ class Store(Generic[C, R]):
     """
 
     def __init__(
-        self,
-        output: Path,
-        kind: type[R],
-        cells: Sequence[C],
-        fingerprint: Callable[[C], Fingerprint | None],
-        *,
-        samples: Callable[[C], int] = lambda cell: 1,
-        wanted: Iterable[C] | None = None,
+        self, output: Path, kind: type[R], cells: Sequence[C], fingerprint: Callable[[C], Fingerprint | None], *,
+        samples: Callable[[C], int] = lambda cell: 1, wanted: Iterable[C] | None = None,
         on_add: Callable[[R], object] = lambda record: None,
-    ):
+    ):  # fmt: skip
         self.output, self.kind, self.cells = output, kind, tuple(cells)
         self.fresh: list[R] = []
         self._fingerprint, self._samples, self._on_add = fingerprint, samples, on_add

@@ -27,6 +27,7 @@ from longdecode.methods.conformance_card import (
     the_rule_is_stated,
 )
 from longdecode.methods.conformance_model import OTHER_SHAPES, Shape
+from longdecode.methods.conformance_refill import refilled_rows_equal_rows_alone
 from longdecode.methods.conformance_rules import reads_follow_the_rule, traffic_follows_the_rule
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method, load_card
@@ -339,6 +340,7 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     traffic_covers_the_reads,
     runs_leave_no_trace,
     a_step_never_waits_for_the_host,
+    refilled_rows_equal_rows_alone,
     speculation_changes_no_token,
     graph_replay_equals_eager,
 )

@@ -107,7 +107,7 @@ class Inputs:
             shared: cut down a dense prompt that other methods share, instead of a prefill of the method's own.
         """
         rows = range(len(self.prompts)) if rows is None else rows
-        with _uninitialised_memory_is_nan(poison), _observed(method) as heads:
+        with uninitialised_memory_is_nan(poison), _observed(method) as heads:
             generator = Generator(self.decoder, prefill_tokens=64 * len(rows))
             requests = self.requests(rows)
             shared = shared and method.prefills_densely
@@ -371,7 +371,7 @@ def _observed(method: AttentionMethod) -> Iterator[list[Heads]]:
 
 
 @contextmanager
-def _uninitialised_memory_is_nan(on: bool) -> Iterator[None]:
+def uninitialised_memory_is_nan(on: bool) -> Iterator[None]:
     """Fill what ``torch.empty`` returns with NaN while inside."""
     if not on:
         yield

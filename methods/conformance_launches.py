@@ -105,16 +105,9 @@ class _Run:
 
 
 def check_launches(
-    name: str,
-    config: ModelConfig,
-    params: Mapping[str, Any],
-    budget: int | None,
-    place: Place,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    seed: int = 0,
-) -> None:
+    name: str, config: ModelConfig, params: Mapping[str, Any], budget: int | None, place: Place, device: torch.device,
+    dtype: torch.dtype, *, seed: int = 0,
+) -> None:  # fmt: skip
     """Compare a method's kernels with their definitions where a run launches them.
 
     Args:

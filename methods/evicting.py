@@ -72,14 +72,9 @@ class EvictingMethod(BudgetedMethod):
         return KeptCache(shape, capacities, capacities, self.growth, governed)
 
     def keep_layer(
-        self,
-        cache: KVCache,
-        layer: int,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
+        self, cache: KVCache, layer: int, keys: Tensor, values: Tensor, lengths: Tensor,
         observed: Mapping[str, Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Cut the prompt to the budget and choose the first victim."""
         if layer in self.dense_layers():
             cache.fill_layer(layer, keys, values, lengths)

@@ -35,15 +35,9 @@ class KeptCache(KVCache):
     """``[B]`` int64, the first position that no head evicts after the step at hand; the method sets it."""
 
     def __init__(
-        self,
-        shape: CacheShape,
-        capacities: Sequence[int],
-        prompt_tokens: Sequence[int],
-        growth: Growth | None = None,
-        growing: Sequence[bool] = (),
-        *,
-        grows: bool = True,
-    ):
+        self, shape: CacheShape, capacities: Sequence[int], prompt_tokens: Sequence[int], growth: Growth | None = None,
+        growing: Sequence[bool] = (), *, grows: bool = True,
+    ):  # fmt: skip
         super().__init__(shape)
         self.growth, self.grows = growth, grows
         config = shape.config

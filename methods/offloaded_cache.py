@@ -92,6 +92,11 @@ class OffloadedCache(WholeCache):
         half = self.buffer.bytes.numel() // 2
         return self.buffer.view(dtype, self.host_shape), self.buffer.view(dtype, self.host_shape, half)
 
+    def row_state(self) -> dict[str, Any]:
+        """See ``KVCache.row_state``; queues are a step's own, and a clock that runs on is as good as another."""
+        others = ("buffer", "host_shape", "clock", "queues", "flushed", "entries", "counts", "lane")
+        return {name: part for name, part in super().row_state().items() if name not in others} | {"host": self.host}
+
     def tensors(self) -> Iterator[Tensor]:
         """See ``KVCache.tensors``."""
         yield from (self.k, self.v, self.whole_k, self.whole_v)

@@ -60,14 +60,9 @@ class PartialAttention(AttentionMethod):
         return (LatestQueries(1),)
 
     def keep_layer(
-        self,
-        cache: KVCache,
-        layer: int,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
+        self, cache: KVCache, layer: int, keys: Tensor, values: Tensor, lengths: Tensor,
         observed: Mapping[str, Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Keep what the prompt's last query finds most important."""
         positions = self.choose(observed[LatestQueries(1).key], keys, lengths)
         cast(PartialCache, cache).build(layer, keys, values, positions)

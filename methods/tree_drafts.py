@@ -41,14 +41,9 @@ class TreeDrafter:
     """
 
     def __init__(
-        self,
-        drafts: TreeDrafts,
-        table: NgramTable | None,
-        sequences: Sequences,
-        *,
-        noisy: bool,
+        self, drafts: TreeDrafts, table: NgramTable | None, sequences: Sequences, *, noisy: bool,
         penalised_rows: int | None = None,
-    ):
+    ):  # fmt: skip
         device = sequences.tokens.device
         self.drafts, self.table, self.sequences = drafts, table, sequences
         self.noisy, self.penalised_rows = noisy, penalised_rows

@@ -82,14 +82,9 @@ class WindowCut(BudgetedMethod):
         return (LatestQueries(self.params.window),)
 
     def keep_layer(
-        self,
-        cache: KVCache,
-        layer: int,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
+        self, cache: KVCache, layer: int, keys: Tensor, values: Tensor, lengths: Tensor,
         observed: Mapping[str, Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Score the prompt by its last queries and keep the best."""
         window, size = self.params.window, self.params.kernel_size
         received = attention_weights(observed[LatestQueries(window).key], keys, lengths, group="mean")

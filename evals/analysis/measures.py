@@ -52,13 +52,9 @@ _TRACED = (
 
 
 def measures_table(
-    folder: Path,
-    cells: Cells,
-    timed: Sequence[SpeedRecord],
-    requests: Sequence[PairRequest],
-    pools: Mapping[str, Sequence[str]],
-    spread: Spread,
-) -> pd.DataFrame:
+    folder: Path, cells: Cells, timed: Sequence[SpeedRecord], requests: Sequence[PairRequest],
+    pools: Mapping[str, Sequence[str]], spread: Spread,
+) -> pd.DataFrame:  # fmt: skip
     """Return every measure that a results folder has the data of.
 
     ``setting`` tells timings of one variant apart (hit rate, prompts); ``length`` is the tokens of a whole text, or the

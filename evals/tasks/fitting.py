@@ -21,13 +21,9 @@ _MOST_CHARS_A_TOKEN = 12
 
 
 def fill_context(
-    task: Task,
-    make: Callable[[int, int], Sample],
-    smallest: int,
-    count: int,
-    context_tokens: int,
+    task: Task, make: Callable[[int, int], Sample], smallest: int, count: int, context_tokens: int,
     tokenizer: TextTokenizer,
-) -> list[Sample]:
+) -> list[Sample]:  # fmt: skip
     """Make ``count`` samples over a haystack that is as large as fits; one size serves all.
 
     A sample that chance made longer is made again a little smaller.

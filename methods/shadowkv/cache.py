@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,6 +140,12 @@ class ShadowCache(KVCache):
         """Bytes that came from host memory so far. Waits for the device."""
         chunk = self.plan.chunk * self.config.head_dim * self.shape.dtype.itemsize
         return 0 if self.host is None else int(self.fetched.sum()) * chunk
+
+    def row_state(self) -> dict[str, Any]:
+        """See ``KVCache.row_state``; the queue is a step's own."""
+        others = ("host", "resident", "values_shape", "queued", "counts")
+        kept = {name: part for name, part in super().row_state().items() if name not in others}
+        return kept | {"values": self.values}
 
     def tensors(self) -> Iterator[Tensor]:
         """See ``KVCache.tensors``."""

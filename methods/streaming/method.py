@@ -84,14 +84,9 @@ class Streaming(BudgetedMethod):
         return self.growth is None and not self.params.dense_layers
 
     def keep_layer(
-        self,
-        cache: KVCache,
-        layer: int,
-        keys: Tensor,
-        values: Tensor,
-        lengths: Tensor,
+        self, cache: KVCache, layer: int, keys: Tensor, values: Tensor, lengths: Tensor,
         observed: Mapping[str, Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Keep the sinks and the latest tokens of the prompt."""
         if not isinstance(cache, KeptCache) or layer in self.dense_layers():
             cache.fill_layer(layer, keys, values, lengths)

@@ -130,14 +130,9 @@ class TokenSwiftProposer(RenewingProposer):
     """One draft pass, heads, ranks and n-grams; the partial cache follows what is verified."""
 
     def __init__(
-        self,
-        decoder: Decoder,
-        verifier: DecodeState,
-        method: PartialAttention,
-        state: DecodeState,
-        heads: DraftHeads,
+        self, decoder: Decoder, verifier: DecodeState, method: PartialAttention, state: DecodeState, heads: DraftHeads,
         filler: TreeDrafter,
-    ):
+    ):  # fmt: skip
         self.decoder, self.verifier, self.method, self.state = decoder, verifier, method, state
         self.heads, self.filler = heads, filler
         self.tree = filler.drafts.tree

@@ -42,16 +42,9 @@ class Hierarchy(RenewingProposer):
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        sequences: Sequences,
-        verifier: DecodeState,
-        method: PartialAttention,
-        state: DecodeState,
-        small: Small,
-        rounds: int,
-        inner: Inner,
-    ):
+        self, decoder: Decoder, sequences: Sequences, verifier: DecodeState, method: PartialAttention,
+        state: DecodeState, small: Small, rounds: int, inner: Inner,
+    ):  # fmt: skip
         self.decoder, self.sequences, self.verifier = decoder, sequences, verifier
         self.method, self.state, self.small, self.rounds, self.inner = method, state, small, rounds, inner
         self.tree = DraftTree.chain(2 * rounds)

@@ -61,20 +61,6 @@ def test_draws_follow_the_softmax(temperature: float, seed: int) -> None:
     assert stats.chisquare(observed, expected).pvalue > 1e-6
 
 
-def test_a_draw_depends_on_its_own_row_alone(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(6, 50, generator=generator)
-    seeds = torch.randint(0, 2**40, (6,), generator=generator)
-    positions = torch.randint(0, 9999, (6,), generator=generator)
-    sampling = Sampling(0.9, top_p=0.8, min_p=0.02)
-    together = sampling.choose(logits, seeds, positions)
-    order = torch.randperm(6, generator=generator)
-    assert torch.equal(sampling.choose(logits[order], seeds[order], positions[order]), together[order])
-    for row in range(6):
-        one = slice(row, row + 1)
-        assert torch.equal(sampling.choose(logits[one], seeds[one], positions[one]), together[one])
-
-
 def allowed_tokens(logits: list[float], top_p: float, min_p: float) -> set[int]:
     """The two definitions, spelled out in Python floats."""
     largest = max(logits)

@@ -345,9 +345,12 @@ def test_a_text_is_compared_with_full_where_no_dense_method_runs_beside(run: Run
     assert {r.status for r in run("infllm2", "fidelity", **given)} == {"ok"}
 
 
+@pytest.mark.parametrize("refill", [False, True])
 def test_a_killed_job_resumes_and_ends_with_the_same_records(
-    run: Run, config_values: Values, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    run: Run, config_values: Values, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, refill: bool
 ) -> None:
+    in_batches = [(r.key, r.index, r.output_sha256, r.score) for r in run("streaming", "mini_recall", "in batches")]
+    config_values["suites"]["mini_recall"]["refill"] = refill
     uninterrupted = run("streaming", "mini_recall", "whole")
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(config_values))
@@ -364,3 +367,4 @@ def test_a_killed_job_resumes_and_ends_with_the_same_records(
     resumed = run("streaming", "mini_recall")
     assert list(map(comparable, resumed)) == list(map(comparable, uninterrupted))
     assert sum(sizes) <= 12 - survive // 2 * 3 // 2 + 2
+    assert [(r.key, r.index, r.output_sha256, r.score) for r in resumed] == in_batches

@@ -67,8 +67,7 @@ BASE = {
 METHOD = {"methods/quest/method.py", "methods/quest/card.yaml", "methods/budgeted.py"}
 QUALITY = BASE | METHOD | {
     "evals/quality_job.py", "evals/tasks/recall/suite.py", "evals/tasks/recall/single.py",
-    "evals/tasks/recall/single.yaml", "evals/tasks/recall/table.yaml", "evals/generators/lookup.py",
-    "evals/worker.py",
+    "evals/tasks/recall/single.yaml", "evals/tasks/recall/table.yaml", "evals/generators/lookup.py", "evals/worker.py",
 }  # fmt: skip
 DECODE = BASE | METHOD | {"evals/throughput/decode.py"}
 KERNELS = BASE - {"engine/decoder.py"} | {"evals/throughput/kernels.py"}

@@ -46,8 +46,7 @@ def values(**more: Any) -> dict[str, Any]:
     return {
         "profile": "trial", "device": "cpu", "dtype": "float32",
         "models": {"miniature": {"path": str(ROOT / "models" / "miniature" / "weights")}},
-        "methods": {"full": {}, "streaming": {}, "tidal": {}},
-        "budgets": [0.25],
+        "methods": {"full": {}, "streaming": {}, "tidal": {}}, "budgets": [0.25],
         "suites": {"mini_recall": {"contexts": [256], "samples": 1, "tasks": ["mini_recall_single"]}},
         "tuning": {"samples": 1, "contexts": [CONTEXT], "tasks": TASKS},
     } | more  # fmt: skip

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
 
-from longdecode.engine.errors import GateError
+from decoding import results
+from longdecode.engine import refill
+from longdecode.engine.errors import GateError, UnsupportedCellError
+from longdecode.engine.generation import Generator, Sampling
 from longdecode.kernels import dispatch
 from longdecode.kernels.silu_mul import gpu as silu_mul_gpu
 from longdecode.methods import conformance, conformance_bench
@@ -23,6 +28,7 @@ from longdecode.methods.conformance import (
 from longdecode.methods.conformance_bench import make_bench
 from longdecode.methods.conformance_launches import Place, check_launches
 from longdecode.methods.conformance_model import CONFIG
+from longdecode.methods.conformance_refill import SAMPLING, compare_refilled, requests_of
 from longdecode.methods.registry import get_method, load_card, method_names
 
 SEED = 0
@@ -53,6 +59,27 @@ def test_on_cpu_along_the_paths_of_a_device(name: str, monkeypatch: pytest.Monke
             elsewhere = bench.inputs.trace(bench.build(bench.budget))
         torch.testing.assert_close(elsewhere.logits, bench.small.logits, atol=TOLERANCE, rtol=0)
         assert elsewhere.kv_tokens_read.equal(bench.small.kv_tokens_read)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_three_rows_are_refilled_in_float32(name: str) -> None:
+    bench = make_bench(name, "cpu", {}, dtype=torch.float32, seed=SEED)
+    with pytest.raises(UnsupportedCellError, match="drafts are due") if bench.method.draft else nullcontext():
+        compare_refilled(bench, 3, Sampling())
+
+
+def test_a_refilled_row_depends_on_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench("full", "cpu", {}, dtype=torch.float32, seed=SEED)
+    compare_refilled(bench, rows=9)
+    given = Generator(bench.decoder, SAMPLING), requests_of(bench), bench.method, 2
+    every, some = dict(refill.stream(*given)), dict(refill.stream(*given, wanted=[4, 1]))
+    assert results([*some.values()]) == results([every[index] for index in some]) and sorted(some) == [1, 4]
+    monkeypatch.setattr(bench.method, "after_step", lambda state: state.method_state["clock"].add_(1))
+    kinds = {"a Random is": Random, "shared by": lambda n: torch.zeros(1), "no row": lambda n: torch.zeros(2 * n)}
+    for words, make in kinds.items():
+        monkeypatch.setattr(bench.method, "make_method_state", lambda cache, make=make: {"clock": make(cache.batch)})
+        with pytest.raises(UnsupportedCellError, match=rf"state.method_state.clock.*{words}"):
+            compare_refilled(bench)
 
 
 @pytest.mark.gpu

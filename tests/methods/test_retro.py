@@ -9,7 +9,7 @@ import torch
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
-from longdecode.engine.generation import Generator, Request
+from longdecode.engine.generation import Generator
 from longdecode.engine.sampling import Sampling
 from longdecode.methods.conformance_bench import Inputs, make_inputs
 from longdecode.methods.conformance_model import CONFIG
@@ -121,17 +121,3 @@ def test_what_it_cannot_do_is_refused() -> None:
         build("speculate", drafter="retro")
     with pytest.raises(UnsupportedCellError, match="floor is 256 tokens, the context 200"):
         build("retro", 256, share=0.15).refuse_context(200)
-
-
-def test_a_batch_ends_row_by_row(inputs: Inputs) -> None:
-    """Rows of other lengths of text, one of which stops early, get what they get alone."""
-    requests = [
-        Request(tuple(prompt.tolist()), 4 + 5 * row, (5, 6), frozenset({7}) if row else frozenset())
-        for row, prompt in enumerate(inputs.prompts)
-    ]
-    generator, method = Generator(inputs.decoder), build("retro", window=3)
-    together = generator.run(requests, method)
-    for request, completion in zip(requests, together, strict=True):
-        (alone,) = generator.run([request], method)
-        assert alone.output_ids == completion.output_ids
-        assert alone.read_tokens_mean == pytest.approx(completion.read_tokens_mean)

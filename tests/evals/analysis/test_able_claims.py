@@ -73,8 +73,7 @@ def tables_of(run: RunConfig, make_record: Callable[..., Record], tmp_path: Path
     cells = all_cells(scored(run, make_record))
     steps, found = list(timed(run, make_record())), scored_cells(cells)
     return Tables({
-        "summary": summary_table(cells, SPREAD),
-        "comparisons": comparisons_table(found, PAIRS, POOLS, SPREAD),
+        "summary": summary_table(cells, SPREAD), "comparisons": comparisons_table(found, PAIRS, POOLS, SPREAD),
         "speed": speed_table(steps, SPREAD.confidence, SPREAD.resamples),
         "measures": measures_table(tmp_path, found, steps, PAIRS, POOLS, SPREAD),
     })  # fmt: skip
