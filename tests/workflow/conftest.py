@@ -31,13 +31,20 @@ def _environment() -> dict[str, str]:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Maker of a Snakemake command line whose results land in the test's folder, the shipped model and roles beside."""
+    """Maker of a Snakemake command line whose results land in the test's folder, the shipped model and roles beside.
+
+    The interpreter's path has a space in it.
+    """
     (tmp_path / "models").symlink_to(ROOT / "models")
+    (home := tmp_path / "an environment").mkdir()
+    for name in ("bin", "lib", "pyvenv.cfg"):
+        (home / name).symlink_to(Path(sys.prefix) / name)
+    python = str(home / "bin" / Path(sys.executable).name)
 
     def make(*arguments: str, profile: str = "default") -> list[str]:
         places = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
         places += ["--workflow-profile", str(ROOT / "profiles" / profile)]
-        return [sys.executable, "-m", "snakemake", *places, *arguments]
+        return [python, "-m", "snakemake", *places, *arguments]
 
     return make
 

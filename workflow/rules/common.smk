@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ SOURCES = str(ROOT / "src")
 sys.path.insert(0, SOURCES)
 PATHS = filter(None, [SOURCES, os.getenv("PYTHONPATH")])
 os.environ.update(PYTHONPATH=os.pathsep.join(PATHS))
+# Snakemake puts this path into a job's shell command as it stands, where a space in it would end it.
+sys.executable = shlex.quote(sys.executable)
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.plan import Plan, checked, config_path
