@@ -25,7 +25,6 @@ from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import Store
 from longdecode.evals.tasks.base import Sample, Score, Task, encoded
 from longdecode.evals.tasks.registry import get_task
-from longdecode.methods.head_roles import learned_heads
 
 
 class QualityJob(ModelJob):
@@ -133,6 +132,15 @@ class Variant:
     def _code(self, task: str) -> str:
         return quality_code_hash(self.spec.method, self.job.tasks[task].code_module)
 
+    @functools.cached_property
+    def learned_heads(self) -> dict[str, float]:
+        """Heads over one half and heads wanted, where head roles were learned."""
+        if "roles" not in self.params:
+            return {}
+        from longdecode.methods.head_roles import learned_heads  # other methods do without
+
+        return learned_heads(self.params["roles"])
+
     def method_at(self, cell: Cell) -> AttentionMethod:
         """Build the method of a cell.
 
@@ -183,7 +191,7 @@ class Variant:
             "decode_steps": completion.decode_steps,
             "prefill_ms": completion.prefill_ms,
             "decode_ms": completion.decode_ms,
-            **learned_heads(self.params.get("roles")),
+            **self.learned_heads,
             **(score.measures if score else {}),
         }
         if task.stop_at_eos and job.eos_ids:

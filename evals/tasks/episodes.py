@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.generators import chain, lookup
 from longdecode.evals.generators.lookup import BYTES, WORDS
 from longdecode.evals.generators.prose import Episode
 from longdecode.evals.tasks.base import Data, Question, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context
 
+LOOKUP, CHAIN = "longdecode.evals.generators.lookup", "longdecode.evals.generators.chain"
+"""Modules of generators, each with its ``marks``; a job imports the one whose tasks it scores."""
 SLACK_TOKENS = 8
 """Room after the expected answer, so that a completion that runs on is seen to run on."""
 
@@ -24,19 +26,20 @@ class EpisodeTask(Task):
     Args:
         suite: the task's suite.
         stem: beginning of its name, which ``argument`` ends.
-        generator: ``lookup.recall``, ``lookup.longgen`` or ``chain.chain``.
+        module: ``LOOKUP`` or ``CHAIN``.
+        generator: its function: ``recall`` or ``longgen``, or ``chain``.
         argument: the generator's own: kind of needle, number of questions or of steps.
 
     Source: Hsieh et al. 2024 (RULER, arXiv 2404.06654) for the kinds of needle; Liu et al. 2024 (LongGenBench, arXiv
     2410.04199) for many look-ups in one generation; the text format is this project's.
     """
 
-    def __init__(self, suite: str, stem: str, generator: Callable[..., Episode], argument: str | int, data: Data):
+    def __init__(self, suite: str, stem: str, module: str, generator: str, argument: str | int, data: Data):
         self.suite = suite
         self.name = f"{stem}_{argument}"
-        self.metric = "steps_right" if generator is chain.chain else "accuracy"
-        self.marks = chain.marks if generator is chain.chain else lookup.marks
-        self.generator = generator
+        self.metric = "steps_right" if module == CHAIN else "accuracy"
+        made = import_module(module)
+        self.generator, self.marks = getattr(made, generator), made.marks
         self.argument = argument
 
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
@@ -75,15 +78,15 @@ class EpisodeTask(Task):
         return Score(sum(parts) / len(parts), parts)
 
 
-def _suite(name: str, generator: Callable[..., Episode], arguments: tuple[Any, ...], question: Question) -> Suite:
+def _suite(name: str, module: str, generator: str, arguments: tuple[Any, ...], question: Question) -> Suite:
     stem = name.removesuffix("_long")
-    tasks = {f"{stem}_{own}": partial(EpisodeTask, name, stem, generator, own) for own in arguments}
+    tasks = {f"{stem}_{own}": partial(EpisodeTask, name, stem, module, generator, own) for own in arguments}
     return Suite(tasks, question=question)
 
 
 SUITES: Mapping[str, Suite] = {
-    "mini_recall": _suite("mini_recall", lookup.recall, ("single", "multikey", "two_hop"), "decoded"),
-    "mini_longgen": _suite("mini_longgen", lookup.longgen, (15, 30, 45), "prompt"),
-    "mini_longgen_long": _suite("mini_longgen_long", lookup.longgen, (90,), "prompt"),
-    "mini_reason": _suite("mini_reason", chain.chain, (8, 16), "decoded"),
+    "mini_recall": _suite("mini_recall", LOOKUP, "recall", ("single", "multikey", "two_hop"), "decoded"),
+    "mini_longgen": _suite("mini_longgen", LOOKUP, "longgen", (15, 30, 45), "prompt"),
+    "mini_longgen_long": _suite("mini_longgen_long", LOOKUP, "longgen", (90,), "prompt"),
+    "mini_reason": _suite("mini_reason", CHAIN, "chain", (8, 16), "decoded"),
 }
