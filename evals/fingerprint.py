@@ -250,7 +250,8 @@ class _WithoutTexts(ast.NodeTransformer):
 def _reached(path: Path, root: Path, *version: int) -> frozenset[Path]:
     """Return the files of modules that a module may import by itself, and the data beside it.
 
-    ``from a import b`` may import ``a`` and ``a.b``.
+    ``from a import b`` may import ``a`` and ``a.b``. A package below a room brings all of its modules: an op's
+    ``gpu.py`` is imported by a name that is put together.
     """
     names = set[str]()
     for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
@@ -262,4 +263,5 @@ def _reached(path: Path, root: Path, *version: int) -> frozenset[Path]:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{PACKAGE}."):
             names.add(node.value)
-    return frozenset(file for name in names - BOOKKEEPING for file in _module_files(name, root)) | _data_of(path)
+    beside = path.parent.glob("*.py") if path.name == "__init__.py" and path.parents[1] != root else ()
+    return frozenset(_data_of(path)).union(beside, *(_module_files(name, root) for name in names - BOOKKEEPING))

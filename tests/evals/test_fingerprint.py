@@ -34,11 +34,11 @@ FILES = {
     "evals/throughput/kernels.py": "from longdecode.kernels.rope import rope\n",
     "engine/decoder.py": "from longdecode.kernels import rope\n",
     "kernels/__init__.py": "",
-    "kernels/rope/__init__.py": "def rope(x):\n    from longdecode.kernels.rope.gpu import rope_gpu\n",
+    "kernels/rope/__init__.py": "",
     "kernels/rope/gpu.py": "import longdecode.kernels.split\n",
     "kernels/split.py": "",
     "kernels/topk.py": "",
-    "methods/quest/method.py": "from longdecode.methods.budgeted import Base\n",
+    "methods/quest/method.py": "def build():\n    from longdecode.methods.budgeted import Base\n",
     "methods/quest/card.yaml": "name: quest\n",
     "methods/quest/notes.md": "",
     "methods/tidal/method.py": "from longdecode.kernels.topk import topk\n",
@@ -74,7 +74,7 @@ KERNELS = BASE - {"engine/decoder.py"} | {"evals/throughput/kernels.py"}
 
 
 def test_a_number_depends_on_what_its_job_suite_bench_and_method_import(rooms: Path) -> None:
-    """A lazy import and a module named in a text count; another suite, page or method and bookkeeping do not."""
+    """Lazy imports, modules named in a text and an op's whole package count; other suites, methods and pages do not."""
 
     def hashes() -> tuple[str, str, str]:
         quality = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms)
