@@ -15,7 +15,7 @@ from longdecode.reporting.tradeoff import NEEDED, PLACE, Choice, choose, fastest
 _STATES = {
     "proven": "within the margin on every task",
     "open": "a loss is neither proven nor excluded",
-    "none": "every faster variant is worse",
+    "none": "no faster variant is shown to be within the margin",
 }
 
 _REACHES = ("reproduced", "partly", "not reproduced")
@@ -185,7 +185,7 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
             at = mine[mine.batch == mine.batch.max()]
             place, here = max(at.groupby(PLACE), key=lambda item: item[0][2])
             found = choose(here)
-            answer = "Full: every faster variant is worse"
+            answer = "Full: no faster variant is shown to be within the margin"
             if len(found.rows):
                 row = found.first
                 verdict = "within the margin" if found.state == "proven" else f"cannot tell, {found.prompts[1]} prompts"
@@ -267,7 +267,7 @@ def _pick_finding(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str
     if found.state == "none":
         return {
             "head": "Full attention stays the choice.",
-            "text": f"{where}: every faster variant loses more than the margin on some task.",
+            "text": f"{where}: no variant is shown to be faster and within the margin on every task.",
         }
     row = found.first
     variant = row.title if row.budget == REFERENCE else f"{row.title} with {int(row.budget_tokens):,} tokens"

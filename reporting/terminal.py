@@ -79,7 +79,7 @@ def answer(results: Path) -> str:
         return f"no comparison yet; {results} has what was made"
     beside = table[(table["b"] == "full") & table["verdict"].notna()]
     if beside.empty and set(table["status"]) == {"baseline_fails"}:
-        return "full attention itself can do no task here, so that no difference says anything of a method"
+        return "full attention is not shown to beat a small window on any task here: no difference tells of a method"
     if beside.empty:
         return "nothing was compared with full attention"
     verdicts = {f"{a} at {budget}": set(rows["verdict"]) for (a, budget), rows in beside.groupby(["a", "budget"])}

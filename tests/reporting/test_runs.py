@@ -82,7 +82,7 @@ def test_a_small_run_has_a_site_of_its_own(small: Path, tmp_path: Path) -> None:
 
 def test_a_run_whose_tasks_full_attention_fails_says_so(folder: Maker) -> None:
     failed = {"a": "quest", "status": "baseline_fails", "verdict": None}
-    assert "full attention itself can do no task here" in terminal.answer(folder([failed], [], []))
+    assert "full attention is not shown to beat a small window" in terminal.answer(folder([failed], [], []))
     assert "within the margin of Full" in terminal.answer(folder([failed, {"a": "quest"}], [], []))
 
 
