@@ -32,15 +32,14 @@ def refilled_rows_equal_rows_alone(bench: Bench) -> None:
         compare_refilled(bench)
 
 
-def compare_refilled(bench: Bench, rows: int = 2, sampling: Sampling = SAMPLING) -> None:
-    """Decode requests in ``rows`` rows, replayed from a graph on CUDA, and one by one, eagerly.
+def compare_refilled(bench: Bench, rows: int = 2, sampling: Sampling = SAMPLING, *, replayed: bool = False) -> None:
+    """Decode requests in ``rows`` rows, with ``replayed`` from a CUDA graph, and one by one, eagerly.
 
     Raises:
         GateError: tokens, log-probabilities, steps or reads differ.
         UnsupportedCellError: the method's batches cannot be refilled.
     """
     requests, method = requests_of(bench), bench.method
-    replayed = bench.decoder.device.type == "cuda"
     # To fill memory asks torch for deterministic ops, whose capture in a graph nobody has tried.
     with uninitialised_memory_is_nan(not replayed), _rows_are_nan_before():
         generator = Generator(bench.decoder, sampling, cuda_graph=replayed, prefill_tokens=64)
