@@ -66,7 +66,7 @@ def static(spec: Spec, width: int = 800) -> str:
 def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     """Published (grey) against measured: columns ``name``, ``print``, ``ours``, ``low``, ``high`` and ``family``."""
     rows = rows.assign(bottom=rows.low.fillna(rows.ours), top=rows.high.fillna(rows.ours))
-    rows["wrapped"] = [textwrap.wrap(name, 48) for name in rows.name]
+    rows["wrapped"] = [textwrap.wrap(name, 44) for name in rows.name]
     base = alt.Chart(rows)
     y = alt.Y("name:N", sort=None, title=None, axis=None)
     axis = alt.Axis(tickCount=5, format="~f")
@@ -111,7 +111,7 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     ]
     grey = words[0].encode(y=y, x=alt.X("far:Q"), text=alt.value("paper"), color=alt.value(LIGHT["print"]))
     beside = words[1].encode(y=y, x=alt.X("edge:Q"), text=alt.value("here"), color=family_colour())
-    return finished(alt.layer(link, spread, printed, ours, names, grey, beside), 50 * len(rows))
+    return finished(alt.layer(link, spread, printed, ours, names, grey, beside), 60 * len(rows))
 
 
 def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequence[alt.Tooltip]) -> Spec:

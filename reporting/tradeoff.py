@@ -42,7 +42,7 @@ def tradeoff(unit: str) -> Spec:
     x = alt.X(
         "x:Q",
         scale=alt.Scale(domain=[0, 3], nice=False),
-        title="Decoding speed, times Full (right is faster)",
+        title="Times as fast as Full (right is faster)",
         axis=alt.Axis(
             labelExpr="datum.label + '\u00d7'",
             tickCount=alt.expr(f"{looks.PHONE} ? 4 : 7"),

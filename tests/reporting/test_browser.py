@@ -20,7 +20,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run", "--enable-logging=stderr", "--v=0",
-    "--allow-file-access-from-files",
+    "--allow-file-access-from-files", "--hide-scrollbars",
 )  # fmt: skip
 KINDS = ("index", "compare", "paper-lychee", "paper-retro", "method-quest", "task-mini-longgen", "trust")
 MEASURE = """

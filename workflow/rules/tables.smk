@@ -43,11 +43,7 @@ use rule tables as report with:
         generation=PLAN.generation,
         tuning=PLAN.tuned_on,
     output:
-        report(
-            f"{REPORT}/index.html",
-            caption="../report/index.rst",
-            category="Results",
-        ),
+        report(f"{REPORT}/index.html", caption="../report/index.rst", category="Results"),
     log:
         f"{RESULTS}/logs/report.log",
     params:
