@@ -17,9 +17,7 @@ rule tables:
             category="Instrument",
         ),
         analysis=report(
-            PLAN.analysis,
-            caption="../report/summary.rst",
-            category="Results",
+            PLAN.analysis, caption="../report/summary.rst", category="Results"
         ),
     log:
         f"{RESULTS}/logs/tables.log",
@@ -43,7 +41,9 @@ use rule tables as report with:
         generation=PLAN.generation,
         tuning=PLAN.tuned_on,
     output:
-        report(f"{REPORT}/index.html", caption="../report/index.rst", category="Results"),
+        report(
+            f"{REPORT}/index.html", caption="../report/index.rst", category="Results"
+        ),
     log:
         f"{RESULTS}/logs/report.log",
     params:
