@@ -88,6 +88,6 @@ def op(truth: Callable[P, R], *, gpu: str = "gpu", by: str = "") -> Callable[P, 
             given = kwargs[chooser]
         if use_triton(getattr(given, field) if field else given):
             return getattr(_module(module), twin)(*args, **kwargs)
-        return truth(*args, **kwargs)
+        return run.__wrapped__(*args, **kwargs)
 
     return run

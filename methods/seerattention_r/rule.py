@@ -19,6 +19,7 @@ class SeerAttentionRRule(Rule):
         super().__init__(params, budget_tokens, config)
         self.gates = find_gates(params.gates, params.block_size, config).layers
         self.prompt_tokens = 0
+        self.made: dict[tuple[int, int, int], Tensor] = {}
 
     def see_prompt(self, layer: int, queries: Tensor, keys: Tensor) -> None:
         """Note the prompt's length."""
@@ -33,7 +34,10 @@ class SeerAttentionRRule(Rule):
         lists: list[Positions] = []
         for head in range(self.config.num_kv_heads):
             query = self.gated_query(layer, head, queries, n - 1)
-            scores = [float(query @ self.gated_key(layer, head, keys, block)) for block in range(current)]
+            for block in range(current):
+                if (layer, head, block) not in self.made:
+                    self.made[layer, head, block] = self.gated_key(layer, head, keys, block)
+            scores = [float(query @ self.made[layer, head, block]) for block in range(current)]
             lists.append(tokens_of([*best(scores, self.budget // size - 1), current], size, n))
         return lists
 

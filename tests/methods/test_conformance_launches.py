@@ -15,7 +15,7 @@ from longdecode.engine.attention import Selection
 from longdecode.engine.errors import GateError
 from longdecode.evals.throughput.harness import shape_config
 from longdecode.kernels import dispatch
-from longdecode.kernels.attention_weights import naive as attention_weights
+from longdecode.kernels.attention_weights import attention_weights
 from longdecode.kernels.decode_attention import naive as decode_attention
 from longdecode.methods import conformance_launches, evicting, paged, window_cut
 from longdecode.methods.conformance import check_method
@@ -191,7 +191,7 @@ def test_scores_that_rounding_does_not_explain_are_caught(monkeypatch: pytest.Mo
 
 def weights_are(change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """Change the attention weights in force, by which tokens are dropped: of a prompt, and those that a step leaves."""
-    right, read = attention_weights.attention_weights, decode_attention.decode_attention
+    right, read = attention_weights.__wrapped__, decode_attention.decode_attention
 
     def weigh(*given: Any, **options: Any) -> Tensor:
         weights = right(*given, **options)
@@ -203,7 +203,7 @@ def weights_are(change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPa
             logits.copy_(change(torch.exp(logits - lse)).log() + lse)
         return out, lse
 
-    monkeypatch.setattr(attention_weights, "attention_weights", weigh)
+    monkeypatch.setattr(attention_weights, "__wrapped__", weigh)
     monkeypatch.setattr(decode_attention, "decode_attention", attend)
 
 
@@ -244,7 +244,7 @@ def test_weights_of_queries_rounded_otherwise_fail_nothing(name: str, monkeypatc
 
         return run
 
-    for module, op in ((attention_weights, "attention_weights"), (decode_attention, "decode_attention")):
+    for module, op in ((attention_weights, "__wrapped__"), (decode_attention, "decode_attention")):
         monkeypatch.setattr(module, op, of_other_queries(getattr(module, op)))
     checked(name, torch.bfloat16)
     weights_are(lambda weights: 1.1 * weights, monkeypatch)
