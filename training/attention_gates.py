@@ -159,7 +159,7 @@ def run(
             append_log(output / "log.jsonl", {"step": step + 1, "divergence": round(float(losses.mean()), 4)})
         write_gates(output / "gates.safetensors", list(trainer.gates))
         about = {
-            "base_model": model, "checkpoint": model_hash(folder), "revision": revision(), "steps": steps,
+            "model": model, "checkpoint": model_hash(folder), "revision": revision(), "steps": steps,
             "tokens": steps * sequences * length, "seerattn_gate_block_size": block_size,
         }  # fmt: skip
         (output / "config.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

@@ -173,8 +173,7 @@ def plan(
     found = sorted(path for path in folder.glob("*.yaml") if path.name != "sizes.yaml") if folder else ()
     if folder and not found:
         raise ConfigError(f"{folder}: no configuration (*.yaml) in this folder")
-    lines = planned([load_run_config(path) for path in found or [config_file(profile)]])
-    console.print(*lines, sep="\n", markup=False)
+    console.print(*planned([load_run_config(path) for path in found or [config_file(profile)]]), sep="\n", markup=False)
 
 
 @app.command()

@@ -71,7 +71,8 @@ def require_own(run: RunConfig, made: Collection[str] = ()) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.suffix == ".json" else {}
+    about = path if path.suffix == ".json" else path.with_name("config.json")
+    return dict(json.loads(about.read_text(encoding="utf-8"))) if about.is_file() else {}
 
 
 def _owner(about: dict[str, Any]) -> Any:
