@@ -23,12 +23,11 @@ from longdecode import running
 from longdecode.cli import app
 from longdecode.data_sets import DOWNLOADS
 from longdecode.engine.errors import ConfigError, LongDecodeError
-from longdecode.evals import manifest, sweep
+from longdecode.evals import manifest
 from longdecode.evals.datasets.reader import SOURCES
 from longdecode.evals.generators.prose import filler
 from longdecode.evals.preflight import data_fault
-from longdecode.evals.run_config import RunConfig, build_run_config, load_run_config
-from longdecode.learned import require_own
+from longdecode.evals.run_config import load_run_config
 from longdecode.methods.registry import METHOD_PATH_VARIABLE, method_names
 from longdecode.reporting import terminal
 from longdecode.reporting.progress import Told
@@ -378,23 +377,3 @@ def test_a_folder_of_data_is_no_hub_id() -> None:
         assert "no such folder" in (data_fault(name, Path(missing)) or "")
     for name, known in (("longbench", "zai-org/LongBench"), ("math", "hub"), ("pg19", "emozilla/pg19-test")):
         assert data_fault(name, Path(known)) is None
-
-
-def test_roles_of_another_checkpoint_are_refused_by_hash(
-    byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(model: Path) -> RunConfig:
-        values = {
-            "profile": "p", "models": {"m": {"path": str(model)}}, "budgets": [0.5],
-            "methods": {"full": {}, "lychee": {"params": {"roles": ROLES}}},
-            "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
-        }  # fmt: skip
-        return build_run_config(values, "c")
-
-    require_own(run(MINIATURE))
-    with pytest.raises(ConfigError, match=r"c: methods\.lychee: .*was learned on another checkpoint than m: miniature"):
-        require_own(run(byte_checkpoint))
-    require_own(run(byte_checkpoint), [ROLES])
-    monkeypatch.setattr(sweep, "try_to_load_from_cache", lambda *_: str(byte_checkpoint / "config.json"))
-    with pytest.raises(ConfigError, match="another checkpoint than m"):
-        require_own(run(Path("org/name")))

@@ -1,4 +1,4 @@
-"""Distilling attention gates on the miniature: the teacher by hand, and a killed run that ends with the same gates."""
+"""Distilling attention gates on the miniature: the teacher by hand, a killed run, and whose gates they are."""
 
 from __future__ import annotations
 
@@ -11,13 +11,27 @@ import numpy as np
 import pytest
 import torch
 
-from longdecode.engine.errors import CheckpointError, UnsupportedCellError
+from longdecode.engine.errors import CheckpointError, ConfigError, UnsupportedCellError
 from longdecode.engine.weights import load_decoder
+from longdecode.evals import sweep
+from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.learned import require_own
 from longdecode.methods.registry import get_method
 from longdecode.training import attention_gates, loop
 
 MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
+ROLES = MINIATURE.parent / "roles" / "hardkuma.json"
 SIZE = 8
+
+
+def distil(folder: Path, **more: Any) -> list[dict[str, float]]:
+    """Distil gates of the miniature into a folder, and return the log."""
+    ids = np.random.default_rng(0).integers(32, 127, (4, 120))
+    text = folder.with_name("text.npz")
+    np.savez(text, **{f"{'train' if n else 'unseen'}/{n}": row for n, row in enumerate(ids)})
+    given: dict[str, Any] = {"steps": 7, "length": 96, "sequences": 1, "block_size": SIZE, "queries": 40, "rate": 0.02}
+    attention_gates.run(str(MINIATURE), str(text), folder, device="cpu", **given | more)
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 def test_the_teacher_is_a_blocks_largest_weight(rng: torch.Generator) -> None:
@@ -33,25 +47,16 @@ def test_the_teacher_is_a_blocks_largest_weight(rng: torch.Generator) -> None:
 
 
 def test_gates_learn_and_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = np.random.default_rng(0).integers(32, 127, (4, 120))
-    np.savez(tmp_path / "text.npz", **{f"{'train' if n else 'unseen'}/{n}": row for n, row in enumerate(ids)})
-    settings: dict[str, Any] = {"steps": 7, "length": 96, "sequences": 1, "block_size": SIZE, "queries": 40}
-
-    def distil(name: str, **more: Any) -> list[dict[str, float]]:
-        given = settings | {"rate": 0.02, "device": "cpu"} | more
-        attention_gates.run(str(MINIATURE), str(tmp_path / "text.npz"), tmp_path / name, **given)
-        return [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
-
-    whole = distil("whole")
+    whole = distil(tmp_path / "whole")
     assert whole[-1]["divergence"] < 0.9 * whole[0]["divergence"] and len(whole) == 7
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
     rate = attention_gates.warmed_cosine
     with monkeypatch.context() as fault, pytest.raises(ZeroDivisionError):
         fault.setattr(attention_gates, "warmed_cosine", lambda step, *rest: rate(step, *rest) if step < 5 else 1 / 0)
-        distil("cut")
+        distil(tmp_path / "cut")
     with pytest.raises(CheckpointError, match="other settings"):
-        distil("cut", queries=41)
-    assert distil("cut") == whole
+        distil(tmp_path / "cut", queries=41)
+    assert distil(tmp_path / "cut") == whole
     config = load_decoder(MINIATURE, device="cpu", dtype=torch.float32).config
     files = [f"{tmp_path}/{name}/gates.safetensors" for name in ("whole", "cut")]
     build = partial(get_method("seerattention_r").from_budget, 16, config)
@@ -59,3 +64,26 @@ def test_gates_learn_and_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytes
     assert all(torch.equal(*pair) for pair in zip(straight.parts, resumed.parts, strict=True))
     with pytest.raises(UnsupportedCellError, match="block_size"):
         build(gates=f"{tmp_path}/cut/gates.safetensors", block_size=4)
+
+
+def test_gates_and_roles_of_another_checkpoint_are_refused_by_hash(
+    byte_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distil(tmp_path / "gates", steps=1)
+    gates = {"gates": f"{tmp_path}/gates/gates.safetensors", "block_size": SIZE}
+
+    def run(model: Path, method: str, params: dict[str, Any]) -> RunConfig:
+        values = {
+            "profile": "p", "models": {"m": {"path": str(model)}}, "budgets": [0.5],
+            "methods": {"full": {}, method: {"params": params}}, "suites": {"mini_book": {"contexts": [64], "samples": 1}},
+        }  # fmt: skip
+        return build_run_config(values, "c")
+
+    for named in (("seerattention_r", gates), ("lychee", {"roles": str(ROLES)})):
+        require_own(run(MINIATURE, *named))
+        with pytest.raises(ConfigError, match=rf"c: methods\.{named[0]}: .* another checkpoint than m: .*miniature"):
+            require_own(run(byte_checkpoint, *named))
+    require_own(run(byte_checkpoint, *named), [str(ROLES)])
+    monkeypatch.setattr(sweep, "try_to_load_from_cache", lambda *_: str(byte_checkpoint / "config.json"))
+    with pytest.raises(ConfigError, match="another checkpoint than m"):
+        require_own(run(Path("org/name"), *named))
