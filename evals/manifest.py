@@ -18,7 +18,10 @@ from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.store import replacing
 
 NAME = "manifest.txt"
-SUFFIXES = frozenset((".parquet", ".csv", ".json", ".yaml", ".html", ".svg", ".css", ".js"))
+WEIGHTS = ".safetensors"
+"""Of forks and draft heads: checked where they are there. Results are passed on without them, and a job that needs them
+makes them again."""
+SUFFIXES = frozenset((".parquet", ".csv", ".json", ".yaml", ".html", ".svg", ".css", ".js", WEIGHTS))
 _LOCK_SECONDS = 120.0
 _NOT_EVIDENCE = frozenset(("journal", "logs", "benchmarks"))
 
@@ -112,7 +115,8 @@ def _problem(path: Path, root: Path, entries: Mapping[str, str]) -> str | None:
     if name not in entries:
         return f"{path}: not in {root / NAME}, so no job of this run wrote it; remove it (`rm {path}`) and run again"
     if not path.is_file():
-        return f"{path}: missing; run again with `--forcerun` of the rule that makes it, or fetch it anew"
+        told = f"{path}: missing; run again (with `--forcerun` of the rule that makes it if it stays so), or fetch it"
+        return None if path.suffix == WEIGHTS else told
     if sha256(path) == entries[name]:
         return None
     if path.name == NAME:

@@ -24,6 +24,8 @@ from longdecode.evals.throughput.spec import KERNELS, code_module
 
 HEADS = ("chained/own", "chained/books", "medusa/books")
 """Sets of draft heads that a model's training makes, by kind and by what they read: TokenSwift's, and Medusa's."""
+ROLE_FILES = ("roles.json", "curve.csv", "gates.csv", "run.json")
+"""Files that a training of head roles writes."""
 CLUSTER_THREADS = 8
 """Threads of a job on a cluster, where the profile does not say."""
 
@@ -84,18 +86,14 @@ class Plan:
         self.cores = cores
         self.results = f"results/{run.profile}"
         self.report = f"reports/{run.profile}"
-        self.suite_variants = {
-            suite: variants
-            for suite in run.suites
-            if (variants := [variant for variant in run.methods if suite in run.suites_of(variant)])
-        }
+        on = {suite: [variant for variant in run.methods if suite in run.suites_of(variant)] for suite in run.suites}
+        self.suite_variants = {suite: variants for suite, variants in on.items() if variants}
         self.record_files = run_config.record_files(run)
         self.records = [str(file.path(Path(self.results) / "records")) for file in self.record_files]
         self.speed_jobs = run.throughput.jobs
         self.speed_records = [f"{self.results}/speed/{job}.parquet" for job in self.speed_jobs]
-        self.role_files = [
-            f"{self.results}/identification/{spec.model}/{name}/roles.json" for name, spec in run.role_trainings.items()
-        ]
+        trained = [f"{self.results}/identification/{spec.model}/{name}" for name, spec in run.role_trainings.items()]
+        self.role_files, *history = ([f"{folder}/{file}" for folder in trained] for file in ROLE_FILES)
         self.tuning_files = [f"{self.results}/tuning/{model}.json" for model in run.models]
         self.tuned_methods = tuned_variants(run) or {run_config.REFERENCE_METHOD: run_config.REFERENCE_METHOD}
         self.tuned_on = sorted(set(run.tuning.records.values()))
@@ -106,6 +104,8 @@ class Plan:
         self.locality = [f"{self.results}/locality.csv"] if run.locality else []
         self.declarations = sorted(str(path) for path in (root / "reporting" / "papers").glob("*.yaml"))
         self.analysis = [f"{self.results}/{name}" for name in run_config.RESULT_TABLES]
+        named = {path for model in run.models for path in self.method_files(run.methods, model)}
+        self.learned = sum(history, self.role_files) + [path for path in self.head_files if path in named]
 
     def hold_profile(self) -> None:
         """Lock the profile for as long as this process lives: two runs of one name would mix their results.

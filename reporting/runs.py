@@ -224,7 +224,7 @@ def read_run(folder: Path) -> Run:
 
 
 def add_run(folder: Path, target: Path) -> int:
-    """Check a run from elsewhere, copy the files of its manifest to a new folder, and return how many there are.
+    """Check a run from elsewhere, copy the files of its manifest but weights to a new folder; return how many.
 
     Raises:
         ConfigError: a run of its name is there, or a file leads out of the folder.
@@ -234,7 +234,7 @@ def add_run(folder: Path, target: Path) -> int:
     from longdecode.evals import manifest
 
     manifest.require(folder)
-    files = sorted(manifest.listed(folder))
+    files = sorted(path for path in manifest.listed(folder) if path.suffix != manifest.WEIGHTS)
     for path in files:
         if not path.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"{path}: leads out of {folder}")

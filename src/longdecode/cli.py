@@ -245,9 +245,7 @@ def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all 
     if not folders:
         raise ConfigError(f"no manifest of {', '.join(names) or 'any run'} in results/ or reports/")
     wrong = [problem for folder in folders for problem in manifest.problems(folder)]
-    for problem in wrong:
-        console.print(problem, markup=False)
-    console.print(f"{len(folders)} folders, {len(wrong)} problems")
+    console.print(*wrong, f"{len(folders)} folders, {len(wrong)} problems", sep="\n", markup=False)
     raise typer.Exit(bool(wrong))
 
 

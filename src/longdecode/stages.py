@@ -262,10 +262,11 @@ def _waiting(work: Callable[[], object]) -> None:
 
 
 def _seal(rule: Any) -> None:
-    """Enter the evidence that a job wrote in its run's manifest."""
+    """Enter the evidence that a job wrote in its run's manifest; a training wrote all that its folders hold."""
     from longdecode.evals import manifest
 
-    root = Path("results") / rule.config["profile"]
-    written = [path for path in map(Path, rule.output) if path.suffix in manifest.SUFFIXES and root in path.parents]
-    if written:
+    root, outputs = Path("results") / rule.config["profile"], {*map(Path, rule.output)}
+    if rule.rule in CALLS and CALLS[rule.rule][3]:
+        outputs.update(path for folder in {path.parent for path in outputs} for path in manifest.evidence(folder))
+    if written := [path for path in outputs if path.suffix in manifest.SUFFIXES and root in path.parents]:
         manifest.seal(root, written)

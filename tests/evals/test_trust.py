@@ -6,12 +6,14 @@ import copy
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
 
+from longdecode import stages
 from longdecode.evals import manifest
 from longdecode.evals.analysis.stage import write_tables
 from longdecode.evals.evaluate import evaluate_suite
@@ -102,6 +104,21 @@ def test_pages_are_bound_to_their_results(tmp_path: Path) -> None:
     assert len(manifest.problems(results)) == 1
 
 
+def test_a_training_enters_its_folder_and_weights_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    root, fork = Path("results/x"), Path("results/x/forks/m/nosa")
+    outputs = (weights := fork / "model" / "model.safetensors"), fork / "curve.csv"
+    for path in (*outputs, fork / "adaptor" / "adapter_model.safetensors", fork / "model" / "config.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name)
+    stages._seal(SimpleNamespace(rule="train_fork", config={"profile": "x"}, output=[*map(str, outputs)]))
+    assert len(manifest.read(root)) == 4 and not manifest.problems(root)
+    weights.write_text("another's")
+    assert [": changed since it was written" in said for said in manifest.problems(root)] == [True]
+    weights.unlink()
+    assert not manifest.problems(root)
+
+
 OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
     {"dtype": "bfloat16"},
     {"seed": 6},
@@ -120,10 +137,8 @@ def test_records_of_other_settings_are_refused_with_their_file(finished: Any, va
             write_tables(config.parent)
         assert "\n" not in str(caught.value) and not (config.parent / "summary.csv").exists()
     run = build_run_config(yaml.safe_load(config.read_text()), "c")
-    older = [r.provenance.model_copy(update={"settings_hash": None}) for r in read_records(records[0], Record)]
-    found = [
-        r.model_copy(update={"provenance": p}) for r, p in zip(read_records(records[0], Record), older, strict=True)
-    ]
+    known, older = read_records(records[0], Record), {"settings_hash": None}
+    found = [r.model_copy(update={"provenance": r.provenance.model_copy(update=older)}) for r in known]
     require_settings(run, records[0], found)  # measured before there were fingerprints
 
 

@@ -75,7 +75,8 @@ def test_gates_and_roles_of_another_checkpoint_are_refused_by_hash(
     def run(model: Path, method: str, params: dict[str, Any]) -> RunConfig:
         values = {
             "profile": "p", "models": {"m": {"path": str(model)}}, "budgets": [0.5],
-            "methods": {"full": {}, method: {"params": params}}, "suites": {"mini_book": {"contexts": [64], "samples": 1}},
+            "methods": {"full": {}, method: {"params": params}},
+            "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
         }  # fmt: skip
         return build_run_config(values, "c")
 

@@ -25,10 +25,7 @@ def planned(output: str) -> dict[str, int]:
     return {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", output, re.MULTILINE)}
 
 
-def test_demo_is_the_default_and_has_one_job_per_model_and_suite(snakemake: Any, tmp_path: Path) -> None:
-    """A report that is there stands for none of the files that it was made from."""
-    (tmp_path / "reports" / "demo").mkdir(parents=True)
-    (tmp_path / "reports" / "demo" / "index.html").touch()
+def test_demo_is_the_default_and_has_one_job_per_model_and_suite(snakemake: Any) -> None:
     config = yaml.safe_load((ROOT / "config" / "demo.yaml").read_text())
     shown = snakemake("-n", check=True).stdout
     assert "reports/demo/index.html" in shown
@@ -38,6 +35,14 @@ def test_demo_is_the_default_and_has_one_job_per_model_and_suite(snakemake: Any,
         assert jobs.pop(f"evaluate_{suite}") == len(config["models"])
     assert jobs.pop("throughput") == 2  # the kernels' job and the one model's
     assert jobs == dict.fromkeys(OTHER_RULES, 1)
+
+
+def test_all_asks_for_every_file_that_is_made(snakemake: Any) -> None:
+    """A removed file is made again by the next run, however new the report is."""
+    shown = snakemake("-n", "--config", "profile=tiny", check=True).stdout.replace(" (update)", "")
+    made = {path for line in re.findall(r"^    output: (.*)", shown, re.MULTILINE) for path in line.split(", ")}
+    (asked,) = re.findall(r"^rule all:\n    input: (.*)", shown, re.MULTILINE)
+    assert len(made) > 20 and made == {*asked.split(", ")}
 
 
 def test_times_alone_score_nothing_and_what_is_done_needs_no_gpu_here(snakemake: Any, write_config: Any) -> None:
@@ -56,11 +61,8 @@ def test_roles_and_gates_come_before_what_reads_them(snakemake: Any, write_confi
         "lychee_even": {"method": "lychee", "params": {"roles": "spread", "retrieval_heads": 2}},
         "timed": {"method": "quest", "suites": []},
     }
-    path = str(
-        write_config(
-            methods=methods, training={"kuma": run, "other": run}, device="cuda", throughput=DECODE, allow_untuned=True
-        )
-    )
+    training = {"kuma": run, "other": run}
+    path = write_config(methods=methods, training=training, device="cuda", throughput=DECODE, allow_untuned=True)
     targets = ["results/trial/records/random/lychee/mini_recall.parquet", "results/trial/speed/random.parquet"]
     shown = snakemake("-n", "--configfile", path, "--", *targets, check=True).stdout
     jobs = planned(shown)
@@ -76,9 +78,7 @@ def test_jobs_by_context_have_all_variants(snakemake: Any, write_config: Any) ->
     jobs = planned(shown)
     assert (jobs["evaluate_mini_recall"], jobs["gate"]) == (2, 1) and "tables" not in jobs
     outputs = [line for line in shown.splitlines() if "output:" in line and "records/" in line]
-    assert len(outputs) == 2 and all(
-        f"records/random/{variant}/" in line for line in outputs for variant in ("full", "quest")
-    )
+    assert len(outputs) == 2 and all("random/full/" in line and "random/quest/" in line for line in outputs)
 
 
 @pytest.mark.parametrize("profile", ["h200", "lychee", "tiny"])

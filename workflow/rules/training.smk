@@ -1,5 +1,5 @@
 from longdecode.engine.config_reader import BUILT_MODELS, cache_root
-from longdecode.evals.plan import HEADS
+from longdecode.evals.plan import HEADS, ROLE_FILES
 from longdecode.models.sources import MODELS
 
 # The module that reads the adaptor imports torch, which planning does without.
@@ -36,10 +36,10 @@ use rule gate as train_roles with:
     input:
         lambda wildcards: PLAN.model_files(wildcards.model),
     output:
-        roles=f"{RESULTS}/identification/{{model}}/{{role_run}}/roles.json",
-        curve=f"{RESULTS}/identification/{{model}}/{{role_run}}/curve.csv",
-        gates=f"{RESULTS}/identification/{{model}}/{{role_run}}/gates.csv",
-        about=f"{RESULTS}/identification/{{model}}/{{role_run}}/run.json",
+        expand(
+            f"{RESULTS}/identification/{{{{model}}}}/{{{{role_run}}}}/{{file}}",
+            file=ROLE_FILES,
+        ),
     log:
         f"{RESULTS}/logs/identification/{{model}}/{{role_run}}.log",
     params:
