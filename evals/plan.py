@@ -42,12 +42,9 @@ def config_path(root: Path, profile: str) -> Path:
 
 
 def checked(
-    values: Any,
-    files: Iterable[str | Path],
-    keys: Iterable[str],
-    check_params: bool = True,
+    values: Any, files: Iterable[str | Path], keys: Iterable[str], check_params: bool = True,
     check_fairness: bool = True,
-) -> RunConfig:
+) -> RunConfig:  # fmt: skip
     """Check the configuration of a workflow.
 
     Args:

@@ -112,9 +112,8 @@ class RunConfig:
         if not isinstance(values, Mapping):
             return values
         if "source" in values:
-            raise typed.wrong(
-                unknown_name("key", "source", (item.name for item in fields(cls) if item.name != "source"))
-            )
+            keys = (item.name for item in fields(cls) if item.name != "source")
+            raise typed.wrong(unknown_name("key", "source", keys))
         methods = values.get("methods")
         for variant, entry in methods.items() if isinstance(methods, Mapping) else ():
             if isinstance(entry, Mapping) and "tuned" in entry:
@@ -292,9 +291,8 @@ def launches_of(run: RunConfig, variant: str) -> list[Launches]:
     for (_, model, context, batch), budgets in sizes_of(run, variant):
         known = found.get(model, Launches(model, run.methods[variant].portable(model)))
         tokens = tuple(dict.fromkeys((*known.budgets, *(b for b in budgets if not b.of_bytes))))
-        found[model] = replace(
-            known, context=max(known.context, context), batch=max(known.batch, batch), budgets=tokens
-        )
+        context, batch = max(known.context, context), max(known.batch, batch)
+        found[model] = replace(known, context=context, batch=batch, budgets=tokens)
     return list(found.values())
 
 

@@ -127,10 +127,9 @@ def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:
     from longdecode.methods.budgeted import build_params
 
     params_type = get_method(method).Params
+    knobs = [item.name for item in fields(params_type)]
     for name in params:
-        typed.require_known(
-            f"parameter of {method}", [name], [item.name for item in fields(params_type)], f"{key}.{name}"
-        )
+        typed.require_known(f"parameter of {method}", [name], knobs, f"{key}.{name}")
     try:
         build_params(method, params_type, params)
     except ConfigError as error:

@@ -28,6 +28,8 @@ FINAL_STATUSES = frozenset({"ok", "unsupported"})
 _SCALARS: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 _AS_JSON = ("params", "launch", "provenance")
 _CHECKSUM = b"checksum"
+_ANSWER = ("variant", "label", "task", "context", "budget", "seed", "sample_index", "score", "output_text")
+"""Columns of an answer; earlier records call the variant its label."""
 DIGITS = 6
 """Significant digits of a fraction in a table."""
 
@@ -222,6 +224,16 @@ def read_records(path: Path, kind: type[R]) -> list[R]:
 def read_folder(folder: Path, kind: type[R]) -> list[R]:
     """Read the records of every parquet file below ``folder``, in path order."""
     return [record for path in sorted(folder.rglob("*.parquet")) for record in read_records(path, kind)]
+
+
+def read_texts(folder: Path, suite: str) -> pd.DataFrame:
+    """Read a model's answers to a suite whose texts are stored, a row each with its score; most records keep none."""
+    found = []
+    for path in sorted(folder.glob(f"*/{suite}.parquet")) + sorted(folder.glob(f"*/{suite}.[0-9]*.parquet")):
+        names = [name for name in _ANSWER if name in pq.read_schema(path).names]
+        table = pq.read_table(path, columns=names, filters=[("output_text", "!=", "")]).to_pandas()
+        found.append(table.rename(columns={"label": "variant"}).dropna(subset=["output_text", "score"]))
+    return pd.concat(found) if found else pd.DataFrame()
 
 
 @functools.cache

@@ -126,9 +126,7 @@ def cost_of(run: RunConfig) -> Cost:
         cost.add(_texts_cost(run, text))
     heads = {path for model in run.models for path in plan.method_files(run.methods, model)} & set(plan.head_files)
     trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
-    cost.jobs = (
-        1 + len(_jobs(run)) + len(plan.speed_jobs) + len(plan.generation) + len(plan.forks) + sum(trained.values())
-    )
+    cost.jobs = 1 + sum(map(len, (_jobs(run), plan.speed_jobs, plan.generation, plan.forks))) + sum(trained.values())
     cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600
     cost.memory_bytes = max((beside + place[-1] * prompt for place, _, beside, prompt in places_of(run)), default=0.0)
     largest = max((size.weights for model in run.models.values() if (size := size_of(model.path))), default=16.1e9)

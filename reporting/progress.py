@@ -1,4 +1,8 @@
-"""Read what Snakemake prints while it runs: jobs and cells done, time left, and what went wrong."""
+"""Read what Snakemake prints while it runs: jobs and cells done, time left, and what went wrong.
+
+It is the command's alone, and stands here as ``terminal`` does: this room words all that a run shows, on its way as at
+its end, and ``longdecode.running`` starts processes.
+"""
 
 from __future__ import annotations
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow.parquet as pq
 
 from longdecode.engine.errors import ConfigError
+from longdecode.evals.store import read_texts
 from longdecode.evals.tasks.registry import describe
 from longdecode.reporting import charts, wording
 from longdecode.reporting.runs import REFERENCE, Run, budget_order, each, groups, in_order, middle, top
@@ -24,7 +23,6 @@ from longdecode.reporting.site import Figure, Page, Site
 _GROUPS, _LINES = 9, 6
 PER_SUITE = 2
 _HEAD, _TAIL = 260, 80
-_COLUMNS = ("variant", "label", "task", "context", "budget", "seed", "sample_index", "score", "output_text")
 _PROMPT = ["task", "context", "seed", "sample_index"]
 
 
@@ -237,18 +235,10 @@ def pairs(run: Run, suite: str) -> list[Pair]:
     """Return the prompts of a suite on which variants lose most, one a variant, of those whose texts are stored."""
     found: list[Pair] = []
     for model in sorted(path for path in (run.folder / "records").glob("*") if path.is_dir()):
-        texts = list(_stored(model, suite))
-        if texts:
-            found += _worst(pd.concat(texts))
+        texts = read_texts(model, suite)
+        if len(texts):
+            found += _worst(texts)
     return sorted(found, key=lambda pair: pair.score - pair.full_score)[:PER_SUITE]
-
-
-def _stored(model: Path, suite: str) -> Iterator[pd.DataFrame]:
-    """Yield the stored texts of a suite, one table a file; most records keep none."""
-    for path in sorted(model.glob(f"*/{suite}.parquet")) + sorted(model.glob(f"*/{suite}.[0-9]*.parquet")):
-        names = [name for name in _COLUMNS if name in pq.read_schema(path).names]
-        table = pq.read_table(path, columns=names, filters=[("output_text", "!=", "")]).to_pandas()
-        yield table.rename(columns={"label": "variant"}).dropna(subset=["output_text", "score"])
 
 
 def _worst(texts: pd.DataFrame) -> list[Pair]:

@@ -372,9 +372,8 @@ class Declaration(_Closed):
         gap = float(row[column]) - float(other[column])
         marks = dict.fromkeys([*mark.split("; "), *table.mark(other, column).split("; ")])
         signed = f"{gap:+,.{digits}f}".replace("-", "\u2212")
-        return Printed(
-            signed, f"{'; '.join(marks)}: {text} \u2212 {table.text(other, column)}", table.unit, digits, gap
-        )
+        both = f"{'; '.join(marks)}: {text} \u2212 {table.text(other, column)}"
+        return Printed(signed, both, table.unit, digits, gap)
 
 
 def _only(claim: Claim, table: PrintedTable, column: str, asked: Mapping[str, Any]) -> dict[str, Any]:
