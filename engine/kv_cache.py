@@ -86,9 +86,9 @@ class KVCache(ABC):
     def tensors(self) -> Iterator[Tensor]:
         """Yield every tensor of keys or values."""
 
-    @abstractmethod
     def counters(self) -> Iterator[tuple[Tensor, int]]:
-        """Yield every tensor that a step changes beside keys and values, with its batch axis."""
+        """Yield every tensor that a step changes beside keys and values, with its batch axis; by default positions."""
+        yield (self.positions, 0)
 
     @abstractmethod
     def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
@@ -151,9 +151,12 @@ class KVCache(ABC):
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """Return what one KV head of one row stores: keys and values ``[n, D]``. Waits for the device."""
 
-    @abstractmethod
     def step_slots(self) -> Iterator[StepSlots]:
-        """Yield the slots whose keys and values the next step of one token overwrites."""
+        """Yield the slots with keys and values that the next step of one token overwrites.
+
+        None by default: a rejected token is forgotten by its position or length alone.
+        """
+        yield from ()
 
     def advance(self, counts: Tensor) -> None:
         """Count ``counts`` (``[B]`` int64) more tokens in each row."""
@@ -231,6 +234,10 @@ class WholeCache(KVCache):
     @abstractmethod
     def values(self, layer: int) -> Tensor:
         """Return the values of one layer, likewise."""
+
+    def key_scale(self, layer: int) -> Tensor | None:
+        """Return each channel's scale ``[B, Hkv, D]`` where ``keys`` are codes of e4m3; ``None`` where they are not."""
+        return None
 
     @abstractmethod
     def attend_listed(
@@ -315,10 +322,6 @@ class DenseCache(WholeCache):
         """See ``KVCache.stand_at``."""
         self.lengths.copy_(tokens)
         self.positions.copy_(tokens)
-
-    def step_slots(self) -> Iterator[StepSlots]:
-        """See ``KVCache.step_slots``; a rejected token is forgotten by its length alone."""
-        yield from ()
 
     def advance(self, counts: Tensor) -> None:
         """See ``KVCache.advance``."""

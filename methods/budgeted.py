@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import difflib
+import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod, Traffic
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.kv_cache import CacheShape, KVCache
 from longdecode.engine.model_config import ModelConfig
 
 Share = Annotated[float, Field(gt=0, le=1)] | None
 """Type of a knob ``share``: the budget grows with the context, ``None`` for a fixed one."""
+KvCacheDtype = Literal["auto", "fp8"]
+"""Type of a knob ``kv_cache_dtype``: keys and values as the model has them, or as ``full_fp8`` stores them."""
+EXACT_LAYERS = 2
+"""First layers that eight-bit storage leaves as they are, where some models' keys have biases in the hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,10 @@ class BudgetedMethod(AttentionMethod):
     def described(self) -> str:
         """See ``AttentionMethod.described``."""
         return f"{super().described} and a budget of {self.budget_tokens} tokens"
+
+    def dense_layers(self) -> frozenset[int]:
+        """See ``AttentionMethod.dense_layers``; the first ones, as many as the parameters say."""
+        return frozenset(range(min(getattr(self.params, "dense_layers", 0), self.config.num_layers)))
 
     def budget_at(self, context_tokens: int) -> int:
         """Return the budget in tokens where so many are cached, the current one included."""
@@ -126,12 +137,52 @@ class BudgetedMethod(AttentionMethod):
         self, context_tokens: int, sparse_tokens: Sequence[int], metadata_bytes: int, bytes_per_element: int
     ) -> Traffic:
         """Bytes of a step whose governed layers read ``sparse_tokens`` per KV head, one number a layer."""
-        tokens = len(self.dense_layers()) * context_tokens + sum(sparse_tokens)
-        return Traffic(tokens * self.token_bytes(bytes_per_element), metadata_bytes)
+        dense, sparse, layers = self.dense_layers(), iter(sparse_tokens), range(self.config.num_layers)
+        tokens = [context_tokens if layer in dense else next(sparse) for layer in layers]
+        sizes = [read * self.element_bytes(layer, bytes_per_element) for layer, read in enumerate(tokens)]
+        return Traffic(self.token_bytes(sum(sizes)), metadata_bytes)
+
+    def element_bytes(self, layer: int, bytes_per_element: int) -> int:
+        """Bytes of a stored number of a layer; by default as the model has them."""
+        return bytes_per_element
 
     def token_bytes(self, bytes_per_element: int) -> int:
         """Bytes of one token's keys and values in one layer, over all KV heads."""
         return 2 * self.config.num_kv_heads * self.config.head_dim * bytes_per_element
+
+
+class StoringMethod(BudgetedMethod):
+    """Chooses tokens of a whole cache, which ``Params`` with ``kv_cache_dtype`` may have in eight bits a number."""
+
+    @property
+    def _fp8(self) -> bool:
+        return getattr(self.params, "kv_cache_dtype", "auto") == "fp8"
+
+    @property
+    @abstractmethod
+    def block_tokens(self) -> int:
+        """Return the tokens of a block of a list."""
+
+    def make_cache(self, shape: CacheShape) -> KVCache | None:
+        """Return a cache of codes where they are asked for; blocks of values divide blocks of lists."""
+        if not self._fp8:
+            return None
+        # Few runs store codes: the others import none of this.
+        from longdecode.kernels.quantised_kv.naive import LISTED_V_BLOCK
+        from longdecode.methods.quantised_cache import QuantisedCache
+
+        block = math.gcd(self.block_tokens, LISTED_V_BLOCK)
+        return QuantisedCache(shape, 8, exact_layers=EXACT_LAYERS, keys_by_channel=True, v_block=block)
+
+    def element_bytes(self, layer: int, bytes_per_element: int) -> int:
+        """See ``BudgetedMethod.element_bytes``."""
+        return 1 if self._fp8 and layer >= EXACT_LAYERS else bytes_per_element
+
+    @property
+    def scale_bytes(self) -> int:
+        """Return the bytes of all scales that a step reads: one a channel of keys and one of values by KV head."""
+        lists = self._fp8 * max(0, self.config.num_layers - EXACT_LAYERS) * self.config.num_kv_heads
+        return 4 * lists * (self.config.head_dim + 1)
 
 
 MOST_WHOLE = (1 << 31) - 1

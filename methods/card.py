@@ -103,6 +103,7 @@ class Conformance(_Strict):
     which rounding grows. ``whole_budget_exact`` says that a budget over the context gives exactly Full's
     logits; where not, ``why`` says so. A cache that rounds says ``stored_bits`` of a number at least, and
     ``stored_error``: how far a stored number may be from the exact one, as a share of the largest of its KV head.
+    ``by_variant`` holds what is otherwise in a variant of the card.
     """
 
     budget_tokens: int = Field(default=64, ge=4)
@@ -112,6 +113,15 @@ class Conformance(_Strict):
     why: str = ""
     stored_bits: int | None = Field(default=None, ge=1)
     stored_error: float = Field(default=0.0, ge=0, lt=1)
+    by_variant: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Conformance:
+        if self.whole_budget_exact and self.stored_error:
+            raise ValueError("a cache with a stored_error is not exact: conformance.whole_budget_exact is false")
+        if not (self.whole_budget_exact or self.why):
+            raise ValueError("conformance.why is needed where whole_budget_exact is false")
+        return self
 
 
 class Card(_Strict):
@@ -159,11 +169,19 @@ class Card(_Strict):
                 raise ValueError(f"conformance.{part} sets {', '.join(unknown)}, which is no knob of this card")
         if (self.rule == "none") != bool(self.rule_reason):
             raise ValueError("rule_reason is needed with rule: none, and only there")
-        if self.conformance.whole_budget_exact and self.conformance.stored_error:
-            raise ValueError("a cache with a stored_error is not exact: conformance.whole_budget_exact is false")
-        if not (self.conformance.whole_budget_exact or self.conformance.why):
-            raise ValueError("conformance.why is needed where whole_budget_exact is false")
+        for key in self.conformance.by_variant:
+            if key not in self.variants:
+                raise ValueError(f"conformance.by_variant names {key!r}, which is no variant of this card")
+            self.conformance_of(self.variant_params(key))
         return self
+
+    def conformance_of(self, params: Mapping[str, Any]) -> Conformance:
+        """Return how a case with these parameters is checked."""
+        said = self.conformance.model_dump()
+        for key, other in self.conformance.by_variant.items():
+            if self.variant_params(key).items() <= params.items():
+                said |= other
+        return Conformance(**said)
 
     def files(self, params: Mapping[str, Any]) -> tuple[Path, ...]:
         """Return the files that parameters of this method name."""

@@ -259,6 +259,7 @@ def make_bench(
     """
     card, method = load_card(name), get_method(name)
     overrides = {**card.conformance.params, **card.portable(overrides)}
+    card = card.model_copy(update={"conformance": card.conformance_of(overrides)})
     takes_budget = card.limits.min_budget_tokens is not None
     config = CONFIG if shape is None else shape.config
 

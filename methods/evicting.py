@@ -51,10 +51,6 @@ class EvictingMethod(BudgetedMethod):
         """Return how many latest tokens rows of these lengths ``[B]`` always keep, for all rows or ``[B]``."""
         return self.latest
 
-    def dense_layers(self) -> frozenset[int]:
-        """Return the first layers, as many as the parameters say."""
-        return frozenset(range(min(self.params.dense_layers, self.config.num_layers)))
-
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
         """Return the budget, and a score and a position of each token kept."""
         read = min(context_tokens, self.budget_at(context_tokens))

@@ -105,10 +105,6 @@ class OffloadedCache(WholeCache):
         """See ``KVCache.host_tensors``."""
         yield from self.host
 
-    def counters(self) -> Iterator[tuple[Tensor, int]]:
-        """See ``KVCache.counters``."""
-        yield (self.positions, 0)
-
     def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
         """See ``KVCache.begin_block``; a tail that is full goes to the host before another takes its slot."""
         refuse_blocks(self, width, starts)

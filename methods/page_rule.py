@@ -7,10 +7,11 @@ from statistics import fmean
 
 from torch import Tensor
 
-from longdecode.methods.rule import Positions, Rule, best, tokens_of
+from longdecode.methods.rule import Positions, best, tokens_of
+from longdecode.methods.stored_rule import StoredRule
 
 
-class PageRule(Rule):
+class PageRule(StoredRule):
     """Rank the pages of each KV head by the largest upper bound of ``q . k``; the current page is always read."""
 
     def reads(self, layer: int, queries: Tensor, keys: Tensor) -> list[Positions]:
@@ -43,7 +44,8 @@ class PageRule(Rule):
         return scores
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
-        """Return the bytes of two bounds per page, channel and KV head in the layers that choose."""
+        """Return the bytes of scales, and of two bounds per page, channel and KV head in the layers that choose."""
         pages = -(-kv_length // self.params.page_size)
-        sparse = self.config.num_layers - min(self.config.num_layers, self.params.dense_layers)
-        return sparse * pages * 2 * self.config.num_kv_heads * self.config.head_dim * bytes_per_element
+        layers = range(min(self.config.num_layers, self.params.dense_layers), self.config.num_layers)
+        sizes = sum(self.element_bytes(layer, bytes_per_element) for layer in layers)
+        return pages * 2 * self.config.num_kv_heads * self.config.head_dim * sizes + self.scale_bytes()

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
+from pydantic import Field
 from torch import Tensor
 
 from longdecode.engine.attention import Selection, Traffic
 from longdecode.engine.decode_state import DecodeState
-from longdecode.engine.kv_cache import DenseCache, KVCache
+from longdecode.engine.kv_cache import KVCache, WholeCache
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.page_minmax import PageBounds, build_page_minmax, rebuild_page_minmax
 from longdecode.kernels.page_score import page_score
 from longdecode.kernels.topk_select import topk_select
-from longdecode.methods.budgeted import BudgetedMethod
+from longdecode.methods.budgeted import Share, StoringMethod
+
+
+@dataclass(frozen=True, slots=True)
+class PageParams:
+    """Knobs that the methods of pages share."""
+
+    group_score: Literal["max", "sum", "mean"] = "max"
+    page_size: Annotated[int, Field(ge=1)] = 16
+    dense_layers: Annotated[int, Field(ge=0)] = 2
+    share: Share = None
 
 
 @dataclass(slots=True)
@@ -32,8 +43,8 @@ class Pages:
     row_k: Tensor | None = None
 
 
-class PagedMethod(BudgetedMethod):
-    """Methods whose ``Params`` have ``page_size``, ``dense_layers`` and ``group_score``, and whose state has ``pages``.
+class PagedMethod(StoringMethod):
+    """Methods whose ``Params`` are ``PageParams`` and more, and whose state has ``pages``.
 
     The current page is always read, with the best others by ``sum_i max(q_i m_i, q_i M_i)``, one list per KV head.
     """
@@ -43,13 +54,14 @@ class PagedMethod(BudgetedMethod):
         """Return two pages: the current one and one that is chosen."""
         return 2 * params.page_size, f"2 pages of {params.page_size}"
 
+    @property
+    def block_tokens(self) -> int:
+        """Return the tokens of a page."""
+        return int(self.params.page_size)
+
     @abstractmethod
     def pages_of(self, state: DecodeState) -> Pages:
         """Return the pages among what the method keeps."""
-
-    def dense_layers(self) -> frozenset[int]:
-        """Return the first layers, as in Quest's paper."""
-        return frozenset(range(min(self.params.dense_layers, self.config.num_layers)))
 
     def sparse_layers(self) -> tuple[int, ...]:
         """Return the layers that choose."""
@@ -68,13 +80,14 @@ class PagedMethod(BudgetedMethod):
         return context_tokens - max(0, used - listed) * page
 
     def bounds_bytes(self, context_tokens: int, bytes_per_element: int) -> int:
-        """Return the bytes of every page's bounds in the sparse layers, which a step scores."""
+        """Return the bytes of every page's bounds in the sparse layers, which a step scores, and of scales."""
         pages = -(-context_tokens // self.params.page_size)
-        return len(self.sparse_layers()) * pages * self.token_bytes(bytes_per_element)
+        sizes = [self.element_bytes(layer, bytes_per_element) for layer in self.sparse_layers()]
+        return pages * self.token_bytes(sum(sizes)) + self.scale_bytes
 
     def make_pages(self, cache: KVCache) -> Pages:
-        """Compute the bounds of every page in each sparse layer."""
-        cache, page = cast(DenseCache, cache), self.params.page_size
+        """Compute the bounds of every page in each sparse layer, of the keys as they are stored."""
+        cache, page = cast(WholeCache, cache), self.params.page_size
         bounds = {n: build_page_minmax(cache.keys(n), cache.lengths, page) for n in self.sparse_layers()}
         return Pages(bounds, cache.lengths, self.budget_at(cache.capacity) // page)
 
@@ -103,6 +116,11 @@ class PagedMethod(BudgetedMethod):
         pages = self.pages_of(state)
         if layer not in pages.bounds:
             return None
-        scores = page_score(q, pages.bounds[layer], pages.used, group=self.params.group_score)
+        scores = self.page_scores(layer, q, state, self.params.group_score)
         indices, counts = topk_select(scores, pages.width, pages.used, keep_last=1, row_k=pages.row_k)
         return Selection(indices, counts, block_size=self.params.page_size)
+
+    def page_scores(self, layer: int, q: Tensor, state: DecodeState, group: str | None) -> Tensor:
+        """Return the upper bounds of a sparse layer's pages; see ``page_score``."""
+        pages = self.pages_of(state)
+        return page_score(q, pages.bounds[layer], pages.used, group=group, k_scale=state.whole.key_scale(layer))

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache, StepSlots, empty_pair, store_heads
+from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache, empty_pair, store_heads
 from longdecode.engine.token_block import BlockHeads, write_tokens
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.token_move import PartialSlots, fill_tokens
+from longdecode.kernels.topk_select.ranking import rank
 
 
 class PartialCache(KVCache):
@@ -120,10 +121,6 @@ class PartialCache(KVCache):
         torch.add(starts, kept, out=self.length)
         self.positions.copy_(self.length)
 
-    def step_slots(self) -> Iterator[StepSlots]:
-        """See ``KVCache.step_slots``; drafts are forgotten by their position alone."""
-        yield from ()
-
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """See ``KVCache.stored_kv``; verified tokens, in order of slots."""
         stored = min(int(self.held[row] + self.newer[row]), self.budget)
@@ -142,8 +139,4 @@ def most_important(scores: Tensor, lengths: Tensor, budget: int, sinks: int) -> 
     Returns:
         ``[B, Hkv, min(budget, S)]`` int64 positions: the sinks, then by descending score; the valid ones first.
     """
-    places = torch.arange(scores.shape[2], device=scores.device)
-    ranked = torch.where(places < sinks, torch.inf, scores)
-    ranked = torch.where(places < lengths[:, None, None], ranked, -torch.inf)
-    # Stable: of equal scores the earlier token comes first, however wide the cache is.
-    return ranked.sort(dim=2, descending=True, stable=True).indices[..., :budget]
+    return rank(scores, lengths, torch.full_like(lengths, sinks), torch.zeros_like(lengths), budget)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -12,10 +13,9 @@ from torch import Tensor
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import refuse_if_too_large
 from longdecode.engine.errors import ConfigError
-from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache, StepSlots
+from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache, StepSlots, WholeCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.token_block import BlockHeads
-from longdecode.kernels.layout import accumulator
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.quantised_kv import (
     Fp8Layer,
@@ -24,8 +24,11 @@ from longdecode.kernels.quantised_kv import (
     attend_quantised,
     fill_fp8,
     fill_int4,
+    new_fp8,
+    new_int4,
 )
-from longdecode.kernels.quantised_kv.naive import GROUP, RECENT, V_BLOCK, from_fp8, from_int4
+from longdecode.kernels.quantised_kv.naive import RECENT, V_BLOCK, from_fp8, from_int4
+from longdecode.kernels.sparse_decode_attention import EVERYTHING, sparse_decode_attention
 from longdecode.methods.budgeted import build_params
 from longdecode.methods.ring_cache import refuse_blocks
 
@@ -53,7 +56,7 @@ class QuantisedMethod(AttentionMethod):
         return QuantisedCache(shape, self.bits)
 
 
-class QuantisedCache(KVCache):
+class QuantisedCache(WholeCache):
     """Every token in the slot of its position, in the formats of ``kernels.quantised_kv``.
 
     Args:
@@ -61,17 +64,39 @@ class QuantisedCache(KVCache):
         bits: of a number.
         exact_layers: the first layers, which are stored as they are.
         keys_by_channel: eight-bit keys have one scale a channel, not one a KV head.
+        v_block: tokens of a block of eight-bit values; fewer than ``V_BLOCK`` where listed blocks are read.
     """
 
-    def __init__(self, shape: CacheShape, bits: Bits, *, exact_layers: int = 0, keys_by_channel: bool = False):
+    def __init__(
+        self, shape: CacheShape, bits: Bits, *, exact_layers: int = 0, keys_by_channel: bool = False,
+        v_block: int = V_BLOCK,
+    ):  # fmt: skip
         super().__init__(shape)
-        self.bits, self.keys_by_channel = bits, keys_by_channel
+        self.bits, self.keys_by_channel, self.lengths = bits, keys_by_channel, self.positions
         self.first = min(exact_layers, shape.config.num_layers)
         self.exact = DenseCache(replace(shape, config=replace(shape.config, num_layers=self.first)))
-        make = _new_fp8 if bits == 8 else _new_int4
-        on_meta, layers = make(shape, torch.device("meta")), shape.config.num_layers - self.first
+        size = (shape.batch, shape.config.num_kv_heads), shape.capacity, shape.config.head_dim, shape.dtype
+        make = partial(new_fp8, *size, block=v_block) if bits == 8 else partial(new_int4, *size)
+        on_meta, layers = make(torch.device("meta")), shape.config.num_layers - self.first
         refuse_if_too_large(layers * sum(part.nbytes for part in on_meta), shape.device)
-        self.layers = [make(shape, shape.device) for _ in range(layers)]
+        self.layers = [make(shape.device) for _ in range(layers)]
+        self.everything = torch.full((shape.batch, shape.config.num_kv_heads), EVERYTHING, device=shape.device)
+
+    def fp8(self, layer: int) -> Fp8Layer:
+        """Return the storage of a layer behind the exact ones, of eight bits."""
+        return cast(Fp8Layer, self.layers[layer - self.first])
+
+    def keys(self, layer: int) -> Tensor:
+        """See ``WholeCache.keys``; codes behind the exact layers."""
+        return self.exact.keys(layer) if layer < self.first else self.fp8(layer).k[:, :, : self.capacity]
+
+    def values(self, layer: int) -> Tensor:
+        """See ``WholeCache.values``; of the exact layers alone."""
+        return self.exact.values(layer)
+
+    def key_scale(self, layer: int) -> Tensor | None:
+        """See ``WholeCache.key_scale``."""
+        return None if layer < self.first else self.fp8(layer).k_scale
 
     def tensors(self) -> Iterator[Tensor]:
         """See ``KVCache.tensors``; scales and least numbers with them."""
@@ -92,19 +117,37 @@ class QuantisedCache(KVCache):
         self.kv_lengths = self.slots + 1
 
     def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
-        """See ``KVCache.append``; takes no page bounds."""
+        """See ``KVCache.append``; page bounds behind the exact layers are of codes."""
         if layer < self.first:
-            return self.exact.append(layer, heads)
+            return self.exact.append(layer, heads, bounds, page_size)
         return append_quantised(
             self.layers[layer - self.first], heads.q, heads.k, heads.v, heads.cos, heads.sin, self.slots,
-            q_norm=heads.q_norm, k_norm=heads.k_norm, eps=heads.eps,
+            q_norm=heads.q_norm, k_norm=heads.k_norm, eps=heads.eps, bounds=bounds, page_size=page_size,
         )  # fmt: skip
 
     def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
         """See ``KVCache.attend``."""
         if layer < self.first:
             return self.exact.attend(layer, q, mask, kv_tokens_read)
-        return attend_quantised(self.layers[layer - self.first], q, self.kv_lengths, kv_tokens_read)
+        own = self.layers[layer - self.first]
+        if self.bits == 8 and own.v.shape[4] < V_BLOCK:
+            lists = self.everything[..., None], self.everything
+            return self.attend_listed(layer, q, *lists, block_size=own.v.shape[4], kv_tokens_read=kv_tokens_read)
+        return attend_quantised(own, q, self.kv_lengths, kv_tokens_read)
+
+    def attend_listed(
+        self, layer: int, q: Tensor, indices: Tensor, counts: Tensor, *, block_size: int, kv_tokens_read: Tensor,
+        uneven: bool = False, **scoring: Any,
+    ) -> Tensor:  # fmt: skip
+        """See ``WholeCache.attend_listed``; codes become numbers in registers."""
+        given = {"block_size": block_size, "kv_tokens_read": kv_tokens_read, "uneven": uneven, **scoring}
+        if layer < self.first:
+            return self.exact.attend_listed(layer, q, indices, counts, **given)
+        own = self.fp8(layer)
+        return sparse_decode_attention(
+            q, self.keys(layer), own.v, indices, counts, kv_lengths=self.kv_lengths, k_scale=own.k_scale,
+            v_scale=own.v_scale, **given,
+        )[0]  # fmt: skip
 
     def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
         """See ``KVCache.fill_layer``."""
@@ -144,34 +187,3 @@ class QuantisedCache(KVCache):
         k, v = from_fp8(own) if isinstance(own, Fp8Layer) else from_int4(own, self.positions)
         stored = int(self.positions[row])
         return k[row, head, :stored], v[row, head, :stored]
-
-
-def _new_fp8(shape: CacheShape, device: torch.device) -> Fp8Layer:
-    """Return storage of one layer whose scales are 1 until a prompt sets them."""
-    lists, dim = (shape.batch, shape.config.num_kv_heads), shape.config.head_dim
-    blocks = -(-shape.capacity // V_BLOCK)
-    codes = (torch.zeros(*lists, blocks * V_BLOCK * dim, dtype=torch.uint8, device=device) for _ in range(2))
-    k, v = (part.view(torch.float8_e4m3fn) for part in codes)
-    scales = (torch.ones(size, dtype=accumulator(shape.dtype), device=device) for size in ((*lists, dim), lists))
-    return Fp8Layer(k.unflatten(2, (-1, dim)), v.unflatten(2, (blocks, dim, V_BLOCK)), *scales)
-
-
-def _new_int4(shape: CacheShape, device: torch.device) -> Int4Layer:
-    """Return storage of one layer."""
-    lists, dim = (shape.batch, shape.config.num_kv_heads), shape.config.head_dim
-    groups, runs = max(1, shape.capacity // GROUP), -(-dim // GROUP)
-
-    def empty(*size: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(*lists, *size, dtype=dtype, device=device)
-
-    codes, half = torch.uint8, torch.float16
-    return Int4Layer(
-        k=empty(groups, GROUP, dim // 2, dtype=codes),
-        k_scale=empty(groups, dim, dtype=half),
-        k_least=empty(groups, dim, dtype=half),
-        v=empty(groups, dim, GROUP // 2, dtype=codes),
-        v_scale=empty(groups, runs, GROUP, dtype=half),
-        v_least=empty(groups, runs, GROUP, dtype=half),
-        recent_k=empty(RECENT, dim, dtype=shape.dtype),
-        recent_v=empty(RECENT, dim, dtype=shape.dtype),
-    )

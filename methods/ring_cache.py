@@ -60,10 +60,6 @@ class RingCache(KVCache):
         """See ``KVCache.tensors``."""
         yield from (self.k, self.v)
 
-    def counters(self) -> Iterator[tuple[Tensor, int]]:
-        """See ``KVCache.counters``."""
-        yield (self.positions, 0)
-
     def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
         """See ``KVCache.begin_block``."""
         refuse_blocks(self, width, starts)

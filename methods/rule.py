@@ -148,6 +148,12 @@ class EvictingRule(Rule):
             return self.everything(keys)
         return [[*kept, keys.shape[1] - 1] for kept in self.kept[layer]]
 
+    def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
+        """Return four bytes of a score and four of a position for each token kept."""
+        layers = self.config.num_layers - min(self.config.num_layers, self.dense_layers)
+        stored = layers * self.config.num_kv_heads * min(kv_length, self.budget_at(kv_length))
+        return stored * 8
+
     def see_weights(self, layer: int, weights: Tensor) -> None:
         """Keep a part of what was stored."""
         if layer < self.dense_layers:

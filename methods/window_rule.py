@@ -40,3 +40,7 @@ class WindowRule(EvictingRule):
     def keep(self, layer: int, stored: list[Positions], weights: Tensor) -> list[Positions]:
         """Drop nothing after the prompt."""
         return stored
+
+    def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
+        """Return 0: steps choose nothing."""
+        return 0

@@ -12,7 +12,10 @@ from longdecode.kernels.layout import before
 
 
 class PageBounds(NamedTuple):
-    """Smallest and largest key of each page and channel, both ``[B, Hkv, P, D]`` in the keys' dtype."""
+    """Smallest and largest key of each page and channel, both ``[B, Hkv, P, D]`` in the keys' dtype.
+
+    Of keys in e4m3 they are codes too: a channel's scale is above zero, and leaves them in order.
+    """
 
     minimum: Tensor
     maximum: Tensor
@@ -38,12 +41,13 @@ def build_page_minmax(k: Tensor, lengths: Tensor, page_size: int) -> PageBounds:
     pages = -(-size // page_size)
     spare = pages * page_size - size
     stored = before(lengths, pages * page_size)[:, None, :, None]
-    padded = pad(k, (0, 0, 0, spare)) if spare else k
+    numbers = k.float() if k.dtype.itemsize == 1 else k  # torch orders no codes
+    padded = pad(numbers, (0, 0, 0, spare)) if spare else numbers
     shape = (batch, heads, pages, page_size, dim)
     minimum = torch.where(stored, padded, float("inf")).view(shape).amin(dim=3)
     maximum = torch.where(stored, padded, float("-inf")).view(shape).amax(dim=3)
     used = before(-(-lengths // page_size), pages)[:, None, :, None]
-    return PageBounds(torch.where(used, minimum, 0.0), torch.where(used, maximum, 0.0))
+    return PageBounds(*(torch.where(used, part, 0.0).to(k.dtype) for part in (minimum, maximum)))
 
 
 def update_page_minmax(bounds: PageBounds, k: Tensor, slots: Tensor, page_size: int) -> None:

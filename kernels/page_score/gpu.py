@@ -27,7 +27,7 @@ def choose_launch(num_pages: int, lists: int, dim: int, dtype: torch.dtype, devi
 
 @triton.jit
 def page_score_kernel(
-    p_q, p_minimum, p_maximum, p_pages, p_out,
+    p_q, p_minimum, p_maximum, p_pages, p_k_scale, p_out,
     q_batch, q_head, q_dim, m_batch, m_head, m_page, m_dim, x_batch, x_head, x_page, x_dim,
     rows, kv_heads, num_pages,
     REDUCE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
@@ -39,7 +39,8 @@ def page_score_kernel(
     queries, or ``none``. Grid ``(page tiles / TILES, B * Hkv)``; pages past ``p_pages[b]`` score minus infinity unread.
 
     ``p_q`` ``[B, Hq, 1, D]``, ``p_minimum`` (strides ``m_*``) and ``p_maximum`` (``x_*``) ``[B, Hkv, P, D]`` float32,
-    float16 or bfloat16; ``p_pages`` ``[B]`` integer; ``p_out`` ``[B, Hkv or Hq, P]`` float32, contiguous. Moves
+    float16 or bfloat16, or codes in e4m3 with ``p_k_scale`` ``[B, Hkv, D]`` float32, which meet scaled queries in
+    float16; ``p_pages`` ``[B]`` integer; ``p_out`` ``[B, Hkv or Hq, P]`` float32, contiguous. Moves
     ``2 * sum(pages) * Hkv * D`` elements in.
 
     Source: Tang et al. 2024, Quest (arXiv 2406.10774), algorithm 1.
@@ -56,7 +57,10 @@ def page_score_kernel(
 
     o_q = (i_batch * q_batch + (i_head * rows + o_row) * q_head)[None, :] + (o_dim * q_dim)[:, None]
     b_q = tl.load(p_q + o_q, mask=(o_row < rows)[None, :] & (o_dim < DIM)[:, None], other=0.0)
-    if UPCAST:
+    if p_k_scale is not None:
+        b_q = b_q.to(tl.float32) * tl.load(p_k_scale + i_list * DIM + o_dim, mask=o_dim < DIM, other=0.0)[:, None]
+        b_q = b_q if p_q.dtype.element_ty == tl.float32 else b_q.to(tl.float16)
+    elif UPCAST:
         b_q = b_q.to(tl.float32)
     b_positive = tl.maximum(b_q, 0.0).to(b_q.dtype)
     b_negative = tl.minimum(b_q, 0.0).to(b_q.dtype)
@@ -65,11 +69,8 @@ def page_score_kernel(
         visible = o_page < used
         b_maximum = load_keys(p_maximum, o_page, x_page, o_dim, x_dim, visible, DIM, BLOCK_DIM)
         b_minimum = load_keys(p_minimum, o_page, m_page, o_dim, m_dim, visible, DIM, BLOCK_DIM)
-        if UPCAST:
-            b_minimum = b_minimum.to(tl.float32)
-            b_maximum = b_maximum.to(tl.float32)
-        b_scores = tl.dot(b_maximum, b_positive, input_precision="ieee")
-        b_scores = tl.dot(b_minimum, b_negative, b_scores, input_precision="ieee")
+        b_scores = tl.dot(b_maximum.to(b_q.dtype), b_positive, input_precision="ieee")
+        b_scores = tl.dot(b_minimum.to(b_q.dtype), b_negative, b_scores, input_precision="ieee")
         if REDUCE == "none":
             b_scores = tl.where(visible[:, None], b_scores, float("-inf"))
             o_out = (i_list * rows + o_row)[None, :] * num_pages + o_page[:, None]
@@ -80,15 +81,17 @@ def page_score_kernel(
 
 
 def page_score_gpu(
-    q: Tensor, bounds: PageBounds, pages: Tensor, *, group: str | None = None, launch: ScoreLaunch | None = None
-) -> Tensor:
+    q: Tensor, bounds: PageBounds, pages: Tensor, *, group: str | None = None, k_scale: Tensor | None = None,
+    launch: ScoreLaunch | None = None,
+) -> Tensor:  # fmt: skip
     """Upper bounds of ``q . k`` over pages as in ``naive.page_score``, in one pass over the bounds.
 
     Args:
         q: ``[B, Hq, 1, D]``, float32, float16 or bfloat16.
-        bounds: minimum and maximum, ``[B, Hkv, P, D]`` in ``q``'s dtype, any strides.
+        bounds: minimum and maximum, ``[B, Hkv, P, D]`` in ``q``'s dtype, or with ``k_scale`` in e4m3, any strides.
         pages: ``[B]`` integers, pages in use in each row; the others score minus infinity.
         group: ``max``, ``sum`` or ``mean`` over the query heads of a KV head; ``None`` keeps one score per query head.
+        k_scale: ``[B, Hkv, D]`` float32, contiguous, where bounds are codes.
         launch: launch constants; from the shapes when left out.
 
     Returns:
@@ -101,14 +104,14 @@ def page_score_gpu(
     batch, heads, queries, dim = q.shape
     kv_heads, num_pages = bounds.minimum.shape[1:3]
     check_group(group, heads, kv_heads, queries)
-    if not q.dtype == bounds.minimum.dtype == bounds.maximum.dtype:
+    if not (q.dtype if k_scale is None else torch.float8_e4m3fn) == bounds.minimum.dtype == bounds.maximum.dtype:
         raise ValueError(f"queries {q.dtype} and bounds {bounds.minimum.dtype} of one dtype are needed")
     rows = heads // kv_heads
     launch = launch or choose_launch(num_pages, batch * kv_heads, dim, q.dtype, q.device)
     out = torch.empty(batch, kv_heads if group else heads, num_pages, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
         page_score_kernel[(triton.cdiv(num_pages, launch.keys * launch.tiles), batch * kv_heads)](
-            q, *bounds, pages.contiguous(), out,
+            q, *bounds, pages.contiguous(), k_scale, out,
             q.stride(0), q.stride(1), q.stride(3), *bounds.minimum.stride(), *bounds.maximum.stride(),
             rows, kv_heads, num_pages, REDUCE=group or "none", DIM=dim,
             BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),

@@ -10,7 +10,9 @@ from longdecode.kernels.layout import accumulator, before, fold_group
 from longdecode.kernels.page_minmax import PageBounds
 
 
-def page_score(q: Tensor, bounds: PageBounds, pages: Tensor, *, group: str | None = None) -> Tensor:
+def page_score(
+    q: Tensor, bounds: PageBounds, pages: Tensor, *, group: str | None = None, k_scale: Tensor | None = None
+) -> Tensor:
     """Upper bound of ``q . k`` over the keys of each page: ``score_j = sum_i max(q_i m_{j,i}, q_i M_{j,i})``.
 
     The maximum takes ``M`` where ``q_i >= 0`` and ``m`` where not, so it is two matrix products:
@@ -21,6 +23,7 @@ def page_score(q: Tensor, bounds: PageBounds, pages: Tensor, *, group: str | Non
         bounds: minimum and maximum, ``[B, Hkv, P, D]``.
         pages: ``[B]`` int64, pages in use in each row; the others score minus infinity, whatever they hold.
         group: ``max``, ``sum`` or ``mean`` over the query heads of a KV head; ``None`` keeps one score per query head.
+        k_scale: ``[B, Hkv, D]``, above zero, where bounds are codes of e4m3: a number is its code times this.
 
     Returns:
         ``[B, Hq, P]``, or ``[B, Hkv, P]`` under a group reduction, in float32 (float64 for float64).
@@ -32,6 +35,7 @@ def page_score(q: Tensor, bounds: PageBounds, pages: Tensor, *, group: str | Non
     """
     dtype, kv_heads = accumulator(q.dtype), bounds.minimum.shape[1]
     grouped = fold_group(q, kv_heads).to(dtype)
+    grouped = grouped if k_scale is None else grouped * k_scale[:, :, None]
     scores = grouped.clamp(min=0) @ bounds.maximum.to(dtype).transpose(-1, -2)
     scores += grouped.clamp(max=0) @ bounds.minimum.to(dtype).transpose(-1, -2)
     scores = scores.view(q.shape[0], q.shape[1], -1)

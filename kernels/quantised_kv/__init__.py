@@ -7,9 +7,10 @@ from torch import Tensor
 
 from longdecode.kernels.dispatch import op, use_triton
 from longdecode.kernels.quantised_kv import naive
-from longdecode.kernels.quantised_kv.naive import Fp8Layer, Int4Layer, fill_fp8, fill_int4
+from longdecode.kernels.quantised_kv.naive import Fp8Layer, Int4Layer, fill_fp8, fill_int4, new_fp8, new_int4
 
-__all__ = ["Fp8Layer", "Int4Layer", "append_quantised", "attend_quantised", "fill_fp8", "fill_int4"]
+__all__ = ["Fp8Layer", "Int4Layer", "append_quantised", "attend_quantised", "fill_fp8", "fill_int4", "new_fp8",
+           "new_int4"]  # fmt: skip
 
 append_quantised = op(naive.append_quantised, gpu="append_gpu")
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from longdecode.kernels.multiprocessors import power_of_two
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
-from longdecode.kernels.quantised_kv.naive import GROUP, RECENT, V_BLOCK, Fp8Layer, Int4Layer
-from longdecode.kernels.rope_append.gpu import norm_rope
+from longdecode.kernels.page_minmax import PageBounds
+from longdecode.kernels.quantised_kv.naive import GROUP, LISTED_V_BLOCK, RECENT, Fp8Layer, Int4Layer
+from longdecode.kernels.rope_append.gpu import norm_rope, widen
 
 
 @triton.jit
@@ -70,16 +71,18 @@ def pack_group(
 @triton.jit
 def append_quantised_kernel(
     p_q, p_k, p_v, p_cos, p_sin, p_q_norm, p_k_norm, p_positions, p_out, p_k_store, p_v_store,
-    p_k_scale, p_v_scale, p_codes_k, p_k_least, p_codes_v, p_v_least,
+    p_k_scale, p_v_scale, p_codes_k, p_k_least, p_codes_v, p_v_least, p_minimum, p_maximum,
     q_batch, q_head, q_dim, k_batch, k_head, k_dim, v_batch, v_head, v_dim, cos_batch, sin_batch,
-    list_stride, q_heads, kv_heads, groups, eps,
+    list_stride, bound_stride, q_heads, kv_heads, groups, eps,
     HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, RUNS: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
-    BITS: tl.constexpr, V_BLOCK: tl.constexpr, GROUP: tl.constexpr, RECENT: tl.constexpr, PDL: tl.constexpr,
+    BITS: tl.constexpr, V_BLOCK: tl.constexpr, PAGE_SIZE: tl.constexpr, LISTED: tl.constexpr, GROUP: tl.constexpr,
+    RECENT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rotate one head: ``(x_1 cos - x_2 sin, x_2 cos + x_1 sin)``; a key head also stores its key and value.
 
     Grid ``(Hq + Hkv, B)``, query heads first. Eight bits: the nearest e4m3 of ``x / scale`` goes to the token's place
-    in ``p_k_store`` ``[B, Hkv, N * V_BLOCK, D]`` and ``p_v_store`` ``[B, Hkv, N, D, V_BLOCK]``. Four bits: the token
+    in ``p_k_store`` ``[B, Hkv, N * V_BLOCK, D]`` and ``p_v_store`` ``[B, Hkv, N, D, V_BLOCK]``, and with ``PAGE_SIZE``
+    widens its page's bounds ``[B, Hkv, P, D]`` of codes. Four bits: the token
     goes to its slot of the recent ones, ``p_k_store`` and ``p_v_store`` ``[B, Hkv, RECENT, D]``; where it completes a
     group, the group before is packed (``pack_group``), none of whose slots the token takes. Formats as in ``naive.py``.
     Queries, keys, values of any strides over batch, head and channel; ``p_out`` ``[B, Hq, 1, D]`` contiguous. Moves
@@ -118,11 +121,27 @@ def append_quantised_kernel(
             p_scale = p_k_scale + i_list * DIM + o_half
             v_scale = tl.load(p_v_scale + i_list)
             p_codes = p_k_store + position * DIM + o_half
-            store_codes(p_codes, b_first, tl.load(p_scale, mask=inside, other=1.0), inside)
-            store_codes(p_codes + HALF, b_second, tl.load(p_scale + HALF, mask=inside, other=1.0), inside)
+            b_key = store_codes(p_codes, b_first, tl.load(p_scale, mask=inside, other=1.0), inside)
+            b_turned = store_codes(p_codes + HALF, b_second, tl.load(p_scale + HALF, mask=inside, other=1.0), inside)
+            if PAGE_SIZE:
+                fresh = position % PAGE_SIZE == 0
+                o_page = i_list * bound_stride + position // PAGE_SIZE * DIM
+                widen(p_minimum + o_page, 1, b_key, o_half, inside, fresh, MAXIMUM=False)
+                widen(p_minimum + o_page + HALF, 1, b_turned, o_half, inside, fresh, MAXIMUM=False)
+                widen(p_maximum + o_page, 1, b_key, o_half, inside, fresh, MAXIMUM=True)
+                widen(p_maximum + o_page + HALF, 1, b_turned, o_half, inside, fresh, MAXIMUM=True)
             p_codes = p_v_store + position // V_BLOCK * (DIM * V_BLOCK) + position % V_BLOCK + o_half * V_BLOCK
             store_codes(p_codes, b_low, v_scale, inside)
             store_codes(p_codes + HALF * V_BLOCK, b_high, v_scale, inside)
+            # Attention to chosen blocks loads blocks of values whole; that to everything masks tokens.
+            if V_BLOCK <= LISTED:  # noqa: SIM102 (known when compiling; the other is not)
+                if position % V_BLOCK == 0:
+                    o_behind = tl.arange(0, V_BLOCK)[None, :]
+                    b_zeros = tl.zeros([BLOCK_HALF, V_BLOCK], dtype=tl.float32).to(p_v_store.dtype.element_ty)
+                    behind = inside[:, None] & (o_behind > 0)
+                    p_behind = p_v_store + position * DIM + o_half[:, None] * V_BLOCK + o_behind
+                    tl.store(p_behind, b_zeros, mask=behind)
+                    tl.store(p_behind + HALF * V_BLOCK, b_zeros, mask=behind)
         else:
             slot = position % RECENT * DIM
             tl.store(p_k_store + slot + o_half, b_first, mask=inside)
@@ -142,10 +161,12 @@ def append_quantised_kernel(
 
 @triton.jit
 def store_codes(p_to, b_x, scale, inside):
-    """Write the nearest e4m3 of ``x / scale``, the largest where it is beyond."""
+    """Write the nearest e4m3 of ``x / scale``, the largest where it is beyond; return it in float32."""
     b_scaled = tl.div_rn(b_x.to(tl.float32), scale + b_x.to(tl.float32) * 0.0)
     b_scaled = tl.minimum(tl.maximum(b_scaled, -448.0), 448.0)
-    tl.store(p_to, b_scaled.to(p_to.dtype.element_ty), mask=inside)
+    b_codes = b_scaled.to(p_to.dtype.element_ty)
+    tl.store(p_to, b_codes, mask=inside)
+    return b_codes.to(tl.float32)
 
 
 def append_quantised_gpu(
@@ -160,6 +181,8 @@ def append_quantised_gpu(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    bounds: PageBounds | None = None,
+    page_size: int = 0,
 ) -> Tensor:
     """Rotate, quantise and store as in ``naive.append_quantised``, in one launch.
 
@@ -174,6 +197,8 @@ def append_quantised_gpu(
         q_norm: ``[D]``, weight of the queries' norm.
         k_norm: ``[D]``, weight of the keys' norm.
         eps: added to the mean square of both.
+        bounds: of the codes of keys in eight bits, contiguous, changed in place.
+        page_size: tokens in a page of ``bounds``.
 
     Returns:
         The rotated queries, ``[B, Hq, 1, D]``, contiguous.
@@ -182,23 +207,24 @@ def append_quantised_gpu(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     cos, sin = cos.expand(batch, 1, dim), sin.expand(batch, 1, dim)
     if isinstance(layer, Fp8Layer):
-        bits, groups = 8, 0
+        bits, groups, v_block = 8, 0, layer.v.shape[4]
         stores = (layer.k, layer.v, layer.k_scale, layer.v_scale, *[layer.k_scale] * 4)
     else:
-        bits, groups = 4, layer.k.shape[2]
+        bits, groups, v_block = 4, layer.k.shape[2], 1
         stores = (
             layer.recent_k, layer.recent_v, layer.k_scale, layer.v_scale, layer.k, layer.k_least, layer.v,
             layer.v_least,
         )  # fmt: skip
-    half = dim // 2
+    half, page_size = dim // 2, 0 if bounds is None else page_size
+    low, high = bounds or (layer.k, layer.k)
     norms = [x if norm is None else norm.contiguous() for x, norm in ((q, q_norm), (k, k_norm))]
     strides = [stride for x in (q, k, v) for stride in (x.stride(0), x.stride(1), x.stride(3))]
     with torch.cuda.device_of(q):
         append_quantised_kernel[(heads + kv_heads, batch)](
-            q, k, v, cos, sin, *norms, positions.contiguous(), out, *stores, *strides, cos.stride(0), sin.stride(0),
-            stores[0].stride(1), heads, kv_heads, groups, eps,
+            q, k, v, cos, sin, *norms, positions.contiguous(), out, *stores, low, high, *strides, cos.stride(0),
+            sin.stride(0), stores[0].stride(1), low.stride(1), heads, kv_heads, groups, eps,
             HALF=half, BLOCK_HALF=power_of_two(half), RUNS=power_of_two(-(-dim // GROUP)), Q_NORM=q_norm is not None,
-            K_NORM=k_norm is not None, BITS=bits, V_BLOCK=V_BLOCK, GROUP=GROUP, RECENT=RECENT,
-            num_warps=1 if bits == 8 else 4, **overlap_settings(True, q.device),
+            K_NORM=k_norm is not None, BITS=bits, V_BLOCK=v_block, PAGE_SIZE=page_size, LISTED=LISTED_V_BLOCK,
+            GROUP=GROUP, RECENT=RECENT, num_warps=1 if bits == 8 else 4, **overlap_settings(True, q.device),
         )  # fmt: skip
     return out

@@ -10,11 +10,14 @@ from torch.nn.functional import pad
 
 from longdecode.kernels.decode_attention.naive import decode_attention
 from longdecode.kernels.layout import accumulator, before
+from longdecode.kernels.page_minmax.naive import PageBounds, update_page_minmax
 from longdecode.kernels.rms_norm.naive import rms_norm
 from longdecode.kernels.rope.naive import rotate
 
 V_BLOCK = 128
-"""Tokens of a block of eight-bit values, which lie channel by channel: a product over tokens then loads whole words."""
+"""Tokens of a block of eight-bit values that are read whole; see ``Fp8Layer``."""
+LISTED_V_BLOCK = 16
+"""The same at most where blocks are chosen: 16 bytes of a channel are one load."""
 GROUP = 64
 """Tokens that share a scale by channel of four-bit keys, and channels that share one by token of four-bit values."""
 RECENT = 2 * GROUP
@@ -26,9 +29,12 @@ _CODES = 16
 
 
 class Fp8Layer(NamedTuple):
-    """One layer in e4m3: ``k`` ``[B, Hkv, N * 128, D]``, ``v`` ``[B, Hkv, N, D, 128]``.
+    """One layer in e4m3: ``k`` ``[B, Hkv, N * V, D]``, ``v`` ``[B, Hkv, N, D, V]``.
 
-    A number is its code times a float32 scale: ``k_scale`` ``[B, Hkv, D]`` by channel, ``v_scale`` ``[B, Hkv]``.
+    A number is its code times a float32 scale: ``k_scale`` ``[B, Hkv, D]`` by channel, ``v_scale`` ``[B, Hkv]``. Values
+    lie channel by channel in blocks of ``V`` tokens: a product over tokens then loads whole words. ``V`` is 128 where
+    everything is read; where blocks are chosen it divides them, so that none is read for the sake of another, and no
+    code behind a row's last token is NaN in the block of that token.
     """
 
     k: Tensor
@@ -57,6 +63,36 @@ class Int4Layer(NamedTuple):
     v_least: Tensor
     recent_k: Tensor
     recent_v: Tensor
+
+
+def new_fp8(
+    lists: tuple[int, int], capacity: int, dim: int, dtype: torch.dtype, device: torch.device, block: int = V_BLOCK
+) -> Fp8Layer:
+    """Return storage of one layer for ``lists`` ``(B, Hkv)``, whose scales are 1 until a prompt sets them.
+
+    Args:
+        lists: rows and KV heads.
+        capacity: tokens.
+        dim: channels of a head.
+        dtype: of the numbers that are stored.
+        device: where.
+        block: tokens of a block of values.
+    """
+    blocks = -(-capacity // block)
+    codes = (torch.zeros(*lists, blocks * block * dim, dtype=torch.uint8, device=device) for _ in range(2))
+    k, v = (part.view(torch.float8_e4m3fn) for part in codes)
+    scales = (torch.ones(size, dtype=accumulator(dtype), device=device) for size in ((*lists, dim), lists))
+    return Fp8Layer(k.unflatten(2, (-1, dim)), v.unflatten(2, (blocks, dim, block)), *scales)
+
+
+def new_int4(lists: tuple[int, int], capacity: int, dim: int, dtype: torch.dtype, device: torch.device) -> Int4Layer:
+    """Return uninitialised storage of one layer; arguments as in ``new_fp8``."""
+    groups, runs = max(1, capacity // GROUP), -(-dim // GROUP)
+    sizes = ((groups, GROUP, dim // 2), (groups, dim), (groups, dim),
+             (groups, dim, GROUP // 2), (groups, runs, GROUP), (groups, runs, GROUP))  # fmt: skip
+    kinds = (torch.uint8, torch.float16, torch.float16) * 2
+    stored = [torch.empty(*lists, *size, dtype=kind, device=device) for size, kind in zip(sizes, kinds, strict=True)]
+    return Int4Layer(*stored, *(torch.empty(*lists, RECENT, dim, dtype=dtype, device=device) for _ in range(2)))
 
 
 def packed_tokens(lengths: Tensor) -> Tensor:
@@ -92,7 +128,8 @@ def fill_fp8(layer: Fp8Layer, keys: Tensor, values: Tensor, lengths: Tensor, *, 
         layer.k_scale[row] = own.expand_as(largest)
         codes_k[row, :, :tokens] = to_fp8(known_k, layer.k_scale[row, :, None])
         codes = to_fp8(known_v, layer.v_scale[row, :, None, None])
-        blocks = pad(codes, (0, 0, 0, -tokens % V_BLOCK)).unflatten(1, (-1, V_BLOCK))
+        block = layer.v.shape[4]
+        blocks = pad(codes, (0, 0, 0, -tokens % block)).unflatten(1, (-1, block))
         codes_v[row, :, : blocks.shape[1]] = blocks.transpose(2, 3)
 
 
@@ -102,7 +139,7 @@ def fp8_scale(largest: Tensor) -> Tensor:
 
 
 def from_fp8(layer: Fp8Layer) -> tuple[Tensor, Tensor]:
-    """Return the keys and values that the codes stand for, ``[B, Hkv, N * 128, D]`` in the scales' dtype."""
+    """Return the keys and values that the codes stand for, ``[B, Hkv, N * V, D]`` in the scales' dtype."""
     k = layer.k.to(layer.k_scale.dtype) * layer.k_scale[:, :, None]
     v = layer.v.to(layer.v_scale.dtype).transpose(3, 4).flatten(2, 3) * layer.v_scale[..., None, None]
     return k, v
@@ -182,10 +219,13 @@ def append_quantised(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    bounds: PageBounds | None = None,
+    page_size: int = 0,
 ) -> Tensor:
     """Normalise, rotate and store one token a row; return its queries ``[B, Hq, 1, D]``.
 
-    Four bits: the token goes to the recent ones; where it completes a group, the group before is quantised.
+    Eight bits: the first token of a block of values sets the codes behind it to zero. Four bits: the token goes to the
+    recent ones; where it completes a group, the group before is quantised.
 
     Args:
         layer: changed in place.
@@ -198,6 +238,8 @@ def append_quantised(
         q_norm: ``[D]``, weight of the queries' norm.
         k_norm: ``[D]``, weight of the keys' norm.
         eps: added to the mean square of both.
+        bounds: of the codes of keys in eight bits, changed in place.
+        page_size: tokens in a page of ``bounds``.
     """
     q = q if q_norm is None else rms_norm(q, q_norm, eps)
     k = k if k_norm is None else rms_norm(k, k_norm, eps)
@@ -206,8 +248,15 @@ def append_quantised(
     if isinstance(layer, Fp8Layer):
         codes = to_fp8(k[:, :, 0], layer.k_scale)
         layer.k.view(torch.uint8)[rows, :, positions] = codes
-        codes = to_fp8(v[:, :, 0], layer.v_scale[..., None])
-        layer.v.view(torch.uint8)[rows, :, positions // V_BLOCK, :, positions % V_BLOCK] = codes
+        if bounds is not None:
+            wide, new = PageBounds(*(part.float() for part in bounds)), codes.view(layer.k.dtype).float()[:, :, None]
+            update_page_minmax(wide, new, positions[:, None, None].expand(new.shape[:3]), page_size)
+            for part, widened in zip(bounds, wide, strict=True):
+                part.copy_(widened)
+        block, place = positions // layer.v.shape[4], positions % layer.v.shape[4]
+        blocks = layer.v.view(torch.uint8)[rows, :, block] * (place > 0)[:, None, None, None]
+        blocks[rows, :, :, place] = to_fp8(v[:, :, 0], layer.v_scale[..., None])
+        layer.v.view(torch.uint8)[rows, :, block] = blocks
         return q
     layer.recent_k[rows, :, positions % RECENT] = k[:, :, 0]
     layer.recent_v[rows, :, positions % RECENT] = v[:, :, 0]

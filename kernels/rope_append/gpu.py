@@ -54,9 +54,9 @@ def widen(p_bound, stride_dim, b_key, o_dim, inside, fresh, MAXIMUM: tl.constexp
     """Widen one bound of a page by a key, or replace it where the key is the page's first."""
     p = p_bound + o_dim * stride_dim
     # A fresh page's old bounds are not read: they may hold anything.
-    b_old = tl.load(p, mask=inside & (fresh == 0), other=0.0)
+    b_old = tl.load(p, mask=inside & (fresh == 0), other=0.0).to(b_key.dtype)
     b_new = tl.maximum(b_old, b_key) if MAXIMUM else tl.minimum(b_old, b_key)
-    tl.store(p, tl.where(fresh, b_key, b_new), mask=inside)
+    tl.store(p, tl.where(fresh, b_key, b_new).to(p_bound.dtype.element_ty), mask=inside)
 
 
 @triton.jit

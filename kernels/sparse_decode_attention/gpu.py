@@ -27,12 +27,12 @@ from longdecode.kernels.split_kv import (
 @triton.jit
 def sparse_decode_attention_kernel(
     p_q, p_k, p_v, p_indices, p_counts, p_lengths, p_limits, p_row_mask, p_bias, p_tokens_read, p_scores, p_score_rows,
-    p_acc, p_top, p_total, p_counters, p_out, p_lse,
+    p_k_scale, p_v_scale, p_acc, p_top, p_total, p_counters, p_out, p_lse,
     q_batch, q_head, q_row, q_dim, k_batch, k_head, v_batch, v_head, index_batch, index_list, index_slot,
     count_batch, count_list, mask_batch, mask_list, mask_row, mask_entry, bias_batch, bias_list, bias_token, read_batch,
     score_batch, score_row, score_entry,
     scale_log2, capacity, width, lists, lists_per_kv_head, all_lists,
-    K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
+    K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr, V_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, BLOCK_LISTS: tl.constexpr,
     SPLITS: tl.constexpr, BALANCED: tl.constexpr, FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr,
@@ -59,7 +59,11 @@ def sparse_decode_attention_kernel(
     everything and have a row there also leave ``max_{i in block} mean_r(scale * q_r . k_i)`` of every block of
     ``SCORE_BLOCK`` tokens, from the logits at hand: no key is read twice. Shares then begin between such blocks.
 
-    ``p_q`` ``[B, Hq, T, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides;
+    Where keys and values are codes in e4m3, ``p_k_scale`` ``[B, Hkv, D]`` goes to the queries and ``p_v_scale``
+    ``[B, Hkv]`` to the sums; codes become float16 in registers, which holds them exactly (float32 beside such queries).
+
+    ``p_q`` ``[B, Hq, T, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides, or
+    codes, ``p_v`` then ``[B, Hkv, N, D, V_BLOCK]``;
     ``p_indices`` ``[B, Hs, N]`` and ``p_counts`` ``[B, Hs]`` int64; ``p_lengths`` ``[B]`` integer, the largest of
     ``p_limits`` ``[B, T]`` int64 where there are; ``p_row_mask`` ``[B, Hs, T, N]`` uint8 or None;
     ``p_bias`` ``[B, Hs, S]`` float32 or None; ``p_tokens_read`` ``[B]`` int64 or None; ``p_scores`` ``[B, R, P]``
@@ -116,9 +120,11 @@ def sparse_decode_attention_kernel(
             stop = tl.minimum((until - begin) * UNIT, tl.cdiv(listed, BLOCK_TOKENS))
             i_score = tl.sum(tl.where(here, b_score_row, 0), 0) if p_scores is not None else -1
             b_block = load_blocks(p_list, index_slot, first, width, BLOCK_SIZE, BLOCK_TOKENS)
+            i_kv = i_batch * (lists // lists_per_kv_head) + i_head
             b_q = load_queries(
-                p_q, q_batch, q_head, q_row, q_dim, i_batch, i_in_row, o_row, QUERIES, ROWS, DIM, BLOCK_DIM, UPCAST
-            )
+                p_q, q_batch, q_head, q_row, q_dim, i_batch, i_in_row, o_row, QUERIES, ROWS, DIM, BLOCK_DIM, UPCAST,
+                None if p_k_scale is None else p_k_scale + i_kv * DIM,
+            )  # fmt: skip
             b_top, b_total, b_acc = attend_tiles(
                 b_q, b_block, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head,
                 p_list,
@@ -129,8 +135,9 @@ def sparse_decode_attention_kernel(
                 i_score >= 0, score_entry,
                 None if p_limits is None else p_limits + i_batch * QUERIES,
                 None if p_row_mask is None else p_row_mask + i_batch * mask_batch + i_in_row * mask_list,
-                mask_row, mask_entry, o_row, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
-                BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, QUERIES, ROWS, SCORE_BLOCK, UPCAST,
+                mask_row, mask_entry, o_row, None if p_v_scale is None else p_v_scale + i_kv,
+                K_TOKEN, K_DIM, V_TOKEN, V_DIM, V_BLOCK,
+                BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, QUERIES, ROWS, SCORE_BLOCK,
             )  # fmt: skip
             # Tile t belongs to the last program whose share begins at or before it.
             i_first = ((begin + 1) * workers - 1) // tiles
@@ -161,9 +168,11 @@ def sparse_decode_attention_kernel(
         count = tl.load(p_counts + i_batch * count_batch + i_in_row * count_list)
         listed = listed_tokens(count, length, width, BLOCK_SIZE)
         i_score = tl.load(p_score_rows + i_in_row) if p_scores is not None else -1
+        i_kv = i_batch * (lists // lists_per_kv_head) + i_head
         b_q = load_queries(
-            p_q, q_batch, q_head, q_row, q_dim, i_batch, i_in_row, o_row, QUERIES, ROWS, DIM, BLOCK_DIM, UPCAST
-        )
+            p_q, q_batch, q_head, q_row, q_dim, i_batch, i_in_row, o_row, QUERIES, ROWS, DIM, BLOCK_DIM, UPCAST,
+            None if p_k_scale is None else p_k_scale + i_kv * DIM,
+        )  # fmt: skip
         b_top, b_total, b_acc = attend_tiles(
             b_q, b_block, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head, p_list,
             None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
@@ -174,8 +183,9 @@ def sparse_decode_attention_kernel(
             (i_score >= 0) & (count < 0), score_entry,
             None if p_limits is None else p_limits + i_batch * QUERIES,
             None if p_row_mask is None else p_row_mask + i_batch * mask_batch + i_in_row * mask_list,
-            mask_row, mask_entry, o_row, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
-            BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, QUERIES, ROWS, SCORE_BLOCK, UPCAST,
+            mask_row, mask_entry, o_row, None if p_v_scale is None else p_v_scale + i_kv,
+            K_TOKEN, K_DIM, V_TOKEN, V_DIM, V_BLOCK,
+            BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, QUERIES, ROWS, SCORE_BLOCK,
         )  # fmt: skip
         let_next_start(PDL)
         finish_part(
@@ -202,6 +212,8 @@ def sparse_decode_attention_gpu(
     score_rows: Tensor | None = None,
     score_block: int = 1,
     uneven: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     launch: SparseLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return softmax attention over listed blocks as in ``naive.sparse_decode_attention``; a CUDA graph can capture it.
@@ -226,6 +238,9 @@ def sparse_decode_attention_gpu(
         score_block: tokens that one score stands for, a power of two.
         uneven: lists may differ much in length (some read everything): share them out evenly. A hint: the result is
             the same without it.
+        k_scale: ``[B, Hkv, D]`` float32, contiguous, where keys and values are e4m3 codes as in ``Fp8Layer``: ``v`` is
+            ``[B, Hkv, N, D, V]``, contiguous but for its lists; ``V`` divides ``block_size`` and a tile.
+        v_scale: ``[B, Hkv]`` float32, contiguous, likewise.
         launch: how to run; ``choose_launch``'s when left out.
 
     Returns:
@@ -238,8 +253,11 @@ def sparse_decode_attention_gpu(
     batch, heads, queries, dim = q.shape
     kv_heads, capacity, lists, width = k.shape[1], k.shape[2], indices.shape[1], indices.shape[2]
     check_shapes(q, kv_heads, indices, kv_lengths, row_mask)
-    if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"queries, keys and values of one dtype are needed, got {q.dtype}, {k.dtype}, {v.dtype}")
+    wanted = q.dtype if k_scale is None else torch.float8_e4m3fn
+    if not wanted == k.dtype == v.dtype:
+        raise ValueError(f"keys and values in {wanted} are needed, got {k.dtype} and {v.dtype}")
+    v_block = 1 if k_scale is None else v.shape[4]
+    v_token, v_dim = (v.stride(2), v.stride(3)) if v_block == 1 else (dim, v_block)
     rows, all_lists = heads // lists * queries, batch * lists
     limits = kv_lengths.contiguous() if kv_lengths.dim() == 2 and queries > 1 else None
     longest = kv_lengths.view(batch) if limits is None else limits.amax(dim=1)
@@ -256,6 +274,7 @@ def sparse_decode_attention_gpu(
         uneven=uneven,
         score_block=scored,
         block=queries > 1 or row_mask is not None,
+        codes=k_scale is not None,
     )
     if scores is not None:
         _refuse_scores(scores, score_block, rows, launch)
@@ -278,7 +297,7 @@ def sparse_decode_attention_gpu(
         sparse_decode_attention_kernel[grid](
             q, k, v, indices, counts, longest.contiguous(), limits,
             None if row_mask is None else row_mask.view(torch.uint8), bias, kv_tokens_read,
-            scores, None if score_rows is None else score_rows.contiguous(),
+            scores, None if score_rows is None else score_rows.contiguous(), k_scale, v_scale,
             *partials, lse if counters is None else counters, out, lse,
             q.stride(0), q.stride(1), q.stride(2) if queries > 1 else 1, q.stride(3),
             k.stride(0), k.stride(1), v.stride(0), v.stride(1),
@@ -288,7 +307,8 @@ def sparse_decode_attention_gpu(
             *((0, 0, 0) if scores is None else scores.stride()),
             LOG2E * (dim**-0.5 if scale is None else scale), capacity, width, lists, lists // kv_heads,
             all_lists,
-            K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3), BLOCK_SIZE=block_size,
+            K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v_token, V_DIM=v_dim, V_BLOCK=v_block,
+            BLOCK_SIZE=block_size,
             DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens,
             QUERIES=queries, ROWS=rows, BLOCK_LISTS=triton.next_power_of_2(all_lists), SPLITS=launch.splits,
             BALANCED=launch.balanced,

@@ -64,6 +64,7 @@ def choose_launch(
     uneven: bool = False,
     score_block: int = 0,
     block: bool = False,
+    codes: bool = False,
 ) -> SparseLaunch:
     """Choose a launch for static shapes; measured on an H200 at the shapes of Llama-3-8B.
 
@@ -79,6 +80,7 @@ def choose_launch(
         score_block: tokens of a block that lists of everything score, 0 where none does. Lists of one length then all
             read everything; where a block is larger than a tile, programs share out whole blocks.
         block: several rows a head, which may read different tokens of a list.
+        codes: keys and values take one byte a number. Sized by the compiled code, not timed.
     """
     most = capacity if score_block else most
     if dtype == torch.float32:  # its products run without tensor cores, out of registers
@@ -92,6 +94,10 @@ def choose_launch(
         tokens = max(16, min(most_tokens, most_tokens * 128 // padded_dim(dim)))
         # A second launch joins the many rows of a block: 18 us instead of 43 for 8 rows, 61 instead of 103 for 41.
         launch = SparseLaunch(_least_rows(rows), tokens, 4, 3, 1, balanced=uneven, fused_merge=uneven or not block)
+        if codes:
+            # Two programs a multiprocessor, each with as many bytes on their way as one that reads two bytes a number.
+            dtype, waves = torch.float8_e4m3fn, 2
+            launch = replace(launch, num_stages=4 if tokens > 64 else 5)
     tokens, stages = fitting(launch.rows, launch.tokens, launch.num_stages, dim, dtype, device)
     launch = replace(launch, tokens=tokens, num_stages=stages, balanced=launch.balanced or score_block > tokens)
     return spread(launch, lists, rows, most, capacity, waves, device)

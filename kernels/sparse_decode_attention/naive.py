@@ -29,6 +29,8 @@ def sparse_decode_attention(
     score_rows: Tensor | None = None,
     score_block: int = 1,
     uneven: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return softmax attention over the tokens of the listed blocks, which the ``T`` query rows share.
 
@@ -63,6 +65,9 @@ def sparse_decode_attention(
         score_block: tokens that one score stands for; 1 scores every token. Triton takes powers of two alone, and up to
             64 query heads a list where it scores.
         uneven: a load-balancing hint for lists that differ much in length, without effect on the output.
+        k_scale: ``[B, Hkv, D]`` where keys and values are codes as in ``Fp8Layer``, ``v`` ``[B, Hkv, N, D, V]``: what
+            is attended to are the numbers that they stand for.
+        v_scale: ``[B, Hkv]``, likewise.
 
     Returns:
         ``out`` ``[B, Hq, T, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, T]`` in float32 (float64 for float64); a row
@@ -76,6 +81,10 @@ def sparse_decode_attention(
     """
     batch, heads, rows, dim = q.shape
     kv_heads, capacity, lists = k.shape[1], k.shape[2], indices.shape[1]
+    if k_scale is not None and v_scale is not None:
+        from longdecode.kernels.quantised_kv.naive import Fp8Layer, from_fp8  # few runs store codes
+
+        k, v = (part[:, :, :capacity] for part in from_fp8(Fp8Layer(k, v, k_scale, v_scale)))
     check_shapes(q, kv_heads, indices, kv_lengths, row_mask)
     check_scores(scores, score_rows, score_block, (batch, lists, capacity), rows)
     scale = dim**-0.5 if scale is None else scale

@@ -81,10 +81,6 @@ class SplitCache(KVCache):
         """See ``KVCache.tensors``."""
         yield from (self.whole.k, self.whole.v, self.ring.k, self.ring.v)
 
-    def counters(self) -> Iterator[tuple[Tensor, int]]:
-        """See ``KVCache.counters``."""
-        yield (self.positions, 0)
-
     def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
         """See ``KVCache.begin_block``."""
         refuse_blocks(self, width, starts)

@@ -48,11 +48,5 @@ class H2ORule(EvictingRule):
         others = [p for p in stored if p not in latest]
         return [*best(self.scores[layer, head], budget - 1 - len(latest), others), *latest]
 
-    def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
-        """Return four bytes of a score and four of a position for each token kept."""
-        layers = self.config.num_layers - min(self.config.num_layers, self.dense_layers)
-        stored = layers * self.config.num_kv_heads * min(kv_length, self.budget_at(kv_length))
-        return stored * 8
-
 
 RULE = H2ORule

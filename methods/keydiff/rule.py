@@ -55,9 +55,7 @@ class KeyDiffRule(EvictingRule):
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
         """Return the bytes of the stored keys, which are read once more."""
-        layers = self.config.num_layers - min(self.config.num_layers, self.dense_layers)
-        stored = layers * self.config.num_kv_heads * min(kv_length, self.budget_at(kv_length))
-        return stored * self.config.head_dim * bytes_per_element
+        return super().metadata_bytes(kv_length, bytes_per_element) // 8 * self.config.head_dim * bytes_per_element
 
 
 RULE = KeyDiffRule

@@ -19,16 +19,11 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.kernels.layout import accumulator
 from longdecode.kernels.sparse_decode_attention import EVERYTHING
 from longdecode.kernels.topk_select import topk_select_into
-from longdecode.methods.budgeted import BudgetedMethod
+from longdecode.kernels.topk_select.ranking import by_probability, rank
+from longdecode.methods.budgeted import KvCacheDtype, StoringMethod
 from longdecode.methods.head_roles import resolve_roles
 from longdecode.methods.lychee.plan import default_retrieval_heads, layer_plans
-from longdecode.methods.lychee.strategies import (
-    by_probability,
-    kept_always_by_row,
-    rank,
-    share_of,
-    shares_of,
-)
+from longdecode.methods.lychee.strategies import kept_always_by_row, share_of, shares_of
 from longdecode.methods.windows import kept_always
 
 _BY_PROBABILITY = ("top_p", "threshold")
@@ -52,6 +47,7 @@ class LycheeParams:
     roles_seed: int = 0
     correction: Literal["none", "rewrite", "dense_step"] = "none"
     correction_period: Annotated[int, Field(ge=1)] = DEFAULT_PERIOD
+    kv_cache_dtype: KvCacheDtype = "auto"
 
 
 @dataclass(slots=True)
@@ -76,7 +72,7 @@ class Lists:
     everything: Tensor
 
 
-class Lychee(BudgetedMethod):
+class Lychee(StoringMethod):
     """Roles by KV head; a retrieval head's choice is what the same KV head reads in the sparse layers below it.
 
     ``S_h^{l+1} = top_k(mean_g(q_g) . K_h)`` where head ``h`` retrieves in layer ``l``, ``S_h^{l+1} = S_h^l`` where not.
@@ -98,6 +94,8 @@ class Lychee(BudgetedMethod):
         super().__init__(params, config, budget_tokens)
         if params.strategy in _BY_PROBABILITY and params.mode == "block":
             raise ConfigError(f"lychee: strategy = {params.strategy!r} ranks tokens and needs mode = 'token'")
+        if params.correction != "none" and params.kv_cache_dtype == "fp8":
+            raise ConfigError("lychee: kv_cache_dtype = 'fp8' takes no correction, which needs an exact cache")
         if params.block_size & (params.block_size - 1):
             raise ConfigError(f"lychee: block_size = {params.block_size}; a power of two is needed")
         heads = params.retrieval_heads
@@ -135,14 +133,18 @@ class Lychee(BudgetedMethod):
 
         Under ``top_p`` and ``threshold`` the lists are as long as they may get.
         """
-        retrieval = sum(len(plan.retrieval) for plan in self.plans)
-        sparse = self.config.num_layers * self.config.num_kv_heads - retrieval
-        tokens = retrieval * context_tokens + sparse * self._list_tokens(context_tokens)
+        listed, kv_bytes = self._list_tokens(context_tokens), 0
+        for layer, plan in enumerate(self.plans):
+            tokens = plan.heads * listed + len(plan.retrieval) * (context_tokens - listed)
+            kv_bytes += tokens * 2 * self.config.head_dim * self.element_bytes(layer, bytes_per_element)
         scored = sum(len(plan.choosing) for plan in self.plans) * self._entries(context_tokens)
-        token_bytes = 2 * self.config.head_dim * bytes_per_element
-        return Traffic(
-            tokens * token_bytes, scored * _SCORE_BYTES, at_most=self.params.strategy in _BY_PROBABILITY
-        )  # fmt: skip
+        metadata_bytes = scored * _SCORE_BYTES + self.scale_bytes
+        return Traffic(kv_bytes, metadata_bytes, at_most=self.params.strategy in _BY_PROBABILITY)
+
+    @property
+    def block_tokens(self) -> int:
+        """Return the tokens of a block of a list, or one."""
+        return self.entry_tokens
 
     def make_method_state(self, cache: KVCache) -> Lists:
         """The lists of a step, and the role map on the device."""

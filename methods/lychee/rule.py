@@ -9,10 +9,11 @@ from torch import Tensor
 
 from longdecode.engine.model_config import ModelConfig
 from longdecode.methods.head_roles import resolve_roles
-from longdecode.methods.rule import Positions, Rule, best, tokens_of
+from longdecode.methods.rule import Positions, best, tokens_of
+from longdecode.methods.stored_rule import StoredRule
 
 
-class LycheeRule(Rule):
+class LycheeRule(StoredRule):
     """Read everything in retrieval heads, which choose; read what the same head chose last in sparse heads.
 
     A choice is made of entries: single tokens, or blocks with the score of their best token.
@@ -83,14 +84,14 @@ class LycheeRule(Rule):
         return sinks, half - sinks
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
-        """Return the bytes of the float32 scores of each head that chooses for a sparse head below it."""
+        """Return the bytes of scales and of the float32 scores of each head that chooses for a sparse head below it."""
         entries = -(-kv_length // self.size)
         choosing = sum(
             above and not below
             for upper, lower in zip(self.retrieves, self.retrieves[1:], strict=False)
             for above, below in zip(upper, lower, strict=True)
         )
-        return choosing * entries * 4
+        return choosing * entries * 4 + self.scale_bytes()
 
 
 RULE = LycheeRule

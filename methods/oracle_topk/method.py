@@ -38,10 +38,6 @@ class OracleTopk(BudgetedMethod):
     Params: ClassVar[type] = OracleParams
     params: OracleParams
 
-    def dense_layers(self) -> frozenset[int]:
-        """The first layers, dense as in Quest, so that both are compared on the same layers."""
-        return frozenset(range(min(self.params.dense_layers, self.config.num_layers)))
-
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
         """The selector reads every key of every sparse layer."""
         sparse = self.config.num_layers - len(self.dense_layers())

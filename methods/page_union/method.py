@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -12,19 +12,14 @@ from torch import Tensor
 from longdecode.engine.attention import Selection, Traffic
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.kv_cache import KVCache
-from longdecode.methods.budgeted import Share
-from longdecode.methods.paged import PagedMethod, Pages
+from longdecode.methods.paged import PagedMethod, PageParams, Pages
 
 
 @dataclass(frozen=True, slots=True)
-class PageUnionParams:
+class PageUnionParams(PageParams):
     """Knobs of the union of pages."""
 
     window: Annotated[int, Field(ge=1, le=32)] = 2
-    group_score: Literal["max", "sum", "mean"] = "max"
-    page_size: Annotated[int, Field(ge=1)] = 16
-    dense_layers: Annotated[int, Field(ge=0)] = 2
-    share: Share = None
 
 
 @dataclass(slots=True)

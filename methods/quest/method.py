@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from longdecode.engine.attention import Selection, Traffic
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.kv_cache import KVCache
-from longdecode.kernels.page_score import page_score
 from longdecode.kernels.topk_select import topk_select
-from longdecode.methods.budgeted import Share
-from longdecode.methods.paged import PagedMethod, Pages
+from longdecode.methods.budgeted import KvCacheDtype
+from longdecode.methods.paged import PagedMethod, PageParams, Pages
 
 _MINIMUM_PAGES = {"kernel": 2, "accuracy_script": 3}
 
 
 @dataclass(frozen=True, slots=True)
-class QuestParams:
+class QuestParams(PageParams):
     """Knobs of Quest."""
 
     variant: Literal["kernel", "accuracy_script"] = "kernel"
-    group_score: Literal["max", "sum", "mean"] = "max"
-    page_size: Annotated[int, Field(ge=1)] = 16
-    dense_layers: Annotated[int, Field(ge=0)] = 2
-    share: Share = None
+    kv_cache_dtype: KvCacheDtype = "auto"
 
 
 class Quest(PagedMethod):
@@ -71,7 +66,7 @@ class Quest(PagedMethod):
         pages: Pages = state.method_state
         if self.params.variant == "kernel" or layer not in pages.bounds:
             return self.choose(layer, q, state)
-        scores = page_score(q, pages.bounds[layer], pages.used)
+        scores = self.page_scores(layer, q, state, None)
         indices, counts = topk_select(scores, pages.width, pages.used, row_k=pages.row_k)
         return Selection(indices, counts, block_size=self.params.page_size)
 

@@ -19,15 +19,14 @@ from longdecode.kernels.layout import accumulator
 from longdecode.kernels.merge_attention import merge_attention
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 from longdecode.kernels.window_correction import append_window, attend_window, unseen_pages
-from longdecode.methods.budgeted import Share
-from longdecode.methods.paged import PagedMethod, Pages
+from longdecode.methods.paged import PagedMethod, PageParams, Pages
 
 LARGEST_WINDOW = 32
 _LSE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RetroParams:
+class RetroParams(PageParams):
     """Knobs of RetroAttention."""
 
     window: Annotated[int, Field(ge=1, le=LARGEST_WINDOW)] = 2
@@ -35,10 +34,6 @@ class RetroParams:
     overwrite: Literal["both", "keys", "values", "none"] = "both"
     retro_query: Literal["new", "old"] = "new"
     exact_page: bool = False
-    group_score: Literal["max", "sum", "mean"] = "max"
-    page_size: Annotated[int, Field(ge=1)] = 16
-    dense_layers: Annotated[int, Field(ge=0)] = 2
-    share: Share = None
 
 
 @dataclass(slots=True)

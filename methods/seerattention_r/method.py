@@ -72,10 +72,6 @@ class SeerAttentionR(BudgetedMethod):
         """Two blocks: the current one and one that is chosen."""
         return 2 * params.block_size, f"2 blocks of {params.block_size}"
 
-    def dense_layers(self) -> frozenset[int]:
-        """The first layers, where asked for."""
-        return frozenset(range(min(self.params.dense_layers, self.config.num_layers)))
-
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
         """Chosen blocks, of which the current one is part full; a key a block, and the keys of the current one."""
         blocks, listed = -(-context_tokens // self.size), self.budget_tokens // self.size

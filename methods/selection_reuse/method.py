@@ -13,21 +13,16 @@ from torch import Tensor
 from longdecode.engine.attention import Selection, Traffic
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.kv_cache import KVCache
-from longdecode.methods.budgeted import Share
-from longdecode.methods.paged import PagedMethod, Pages
+from longdecode.methods.paged import PagedMethod, PageParams, Pages
 
 
 @dataclass(frozen=True, slots=True)
-class SelectionReuseParams:
+class SelectionReuseParams(PageParams):
     """Knobs of selection reuse."""
 
     policy: Literal["interval", "cosine"] = "interval"
     interval: Annotated[int, Field(ge=1, le=1024)] = 4
     gate: Annotated[float, Field(ge=-1, le=1)] = 0.9
-    group_score: Literal["max", "sum", "mean"] = "max"
-    page_size: Annotated[int, Field(ge=1)] = 16
-    dense_layers: Annotated[int, Field(ge=0)] = 2
-    share: Share = None
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.host_memory import HostBuffer
-from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, Undo, empty_pair, store_heads
+from longdecode.engine.kv_cache import CacheShape, KVCache, Undo, empty_pair, store_heads
 from longdecode.engine.rope import inverse_frequencies
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.block_residency import BlockQueue
@@ -159,10 +159,6 @@ class ShadowCache(KVCache):
         if self.host is not None:
             yield self.values
 
-    def counters(self) -> Iterator[tuple[Tensor, int]]:
-        """See ``KVCache.counters``."""
-        yield (self.positions, 0)
-
     def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
         """See ``KVCache.begin_block``; lists what a row reads after its chosen chunks: outliers, then recent tokens."""
         refuse_blocks(self, width, starts)
@@ -297,10 +293,6 @@ class ShadowCache(KVCache):
         self.kept_outliers.copy_(before.clamp(max=self.plan.outliers))
         self.scored.copy_(before - self.kept_outliers)
         self.recent_start.copy_(before * self.plan.chunk)
-
-    def step_slots(self) -> Iterator[StepSlots]:
-        """See ``KVCache.step_slots``; a rejected token is forgotten by its position alone."""
-        yield from ()
 
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """See ``KVCache.stored_kv``: the exact tokens, recent ones, then outliers."""

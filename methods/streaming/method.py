@@ -63,10 +63,6 @@ class Streaming(BudgetedMethod):
         read = min(context_tokens, self.budget_at(context_tokens))
         return self.layered_traffic(context_tokens, read, 0, bytes_per_element)
 
-    def dense_layers(self) -> frozenset[int]:
-        """Return the first layers, as many as the parameters say."""
-        return frozenset(range(min(self.params.dense_layers, self.config.num_layers)))
-
     def make_cache(self, shape: CacheShape) -> KVCache | None:
         """Return a ring, a cache of slots where layers differ or grow, and none where all fits the budget."""
         most = self.budget_at(shape.capacity)

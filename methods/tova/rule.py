@@ -29,11 +29,5 @@ class TovaRule(EvictingRule):
         kept = [*best(mean_of(weights.tolist()), budget - 2, others), current]
         return [list(stored) if len(stored) < budget else kept] * self.config.num_kv_heads
 
-    def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
-        """Return four bytes of a score and four of a position for each token kept."""
-        layers = self.config.num_layers - min(self.config.num_layers, self.dense_layers)
-        stored = layers * self.config.num_kv_heads * min(kv_length, self.budget_at(kv_length))
-        return stored * 8
-
 
 RULE = TovaRule

@@ -12,7 +12,9 @@ from torch import Tensor
 from longdecode.kernels.attention_weights.gpu import attention_weights_gpu
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 from longdecode.kernels.eviction.gpu import choose_victims_gpu
-from longdecode.kernels.quantised_kv import Fp8Layer, Int4Layer
+from longdecode.kernels.page_minmax.gpu import build_page_minmax_gpu
+from longdecode.kernels.page_score.gpu import page_score_gpu
+from longdecode.kernels.quantised_kv import new_fp8, new_int4
 from longdecode.kernels.quantised_kv.append_gpu import append_quantised_gpu
 from longdecode.kernels.quantised_kv.fp8_gpu import attend_fp8_gpu
 from longdecode.kernels.quantised_kv.int4_gpu import attend_int4_gpu
@@ -79,18 +81,19 @@ def evict(q: Tensor, cache: Tensor) -> None:
 
 
 def quantise(q: Tensor, k: Tensor, capacity: int) -> None:
-    """Append a token to eight-bit and four-bit storage and attend to it."""
+    """Append a token to eight-bit and four-bit storage and attend to it, or to listed blocks of it."""
     (batch, _, _, dim), kv_heads = q.shape, k.shape[1]
-    lists, groups, runs = (batch, kv_heads), capacity // 64, -(-dim // 64)
-    half, byte, codes = (partial(meta, dtype=x) for x in (torch.float16, torch.uint8, torch.float8_e4m3fn))
-    scales, recent = (meta(*lists, dim), meta(*lists)), meta(*lists, 128, dim, dtype=q.dtype)
-    fp8 = Fp8Layer(codes(*lists, capacity, dim), codes(*lists, capacity // 128, dim, 128), *scales)
-    by_channel, by_token = half(*lists, groups, dim), half(*lists, groups, runs, 64)
-    k4, v4 = byte(*lists, groups, 64, dim // 2), byte(*lists, groups, dim, 32)
-    int4 = Int4Layer(k4, by_channel, by_channel, v4, by_token, by_token, recent, recent)
-    angles, rows = meta(batch, 1, dim), integers(batch)
+    size = (batch, kv_heads), capacity, dim, q.dtype, torch.device("meta")
+    listed, fp8, int4 = new_fp8(*size, 16), new_fp8(*size), new_int4(*size)
+    angles, rows, norm, lists = meta(batch, 1, dim), integers(batch), q[0, 0, 0], integers(batch, kv_heads, 256)
+    bounds = build_page_minmax_gpu(listed.k, rows, 16)
+    append_quantised_gpu(listed, q, k, k, angles, angles, rows, bounds=bounds, page_size=16)
+    page_score_gpu(q, bounds, rows, group="max", k_scale=listed.k_scale)
+    for uneven in (False, True) if q.dtype != torch.float32 else ():
+        sparse_decode_attention_gpu(q, *listed[:2], lists, lists[..., 0], block_size=16, kv_lengths=rows, uneven=uneven,
+                                    k_scale=listed.k_scale, v_scale=listed.v_scale)  # fmt: skip
     for layer, attend in ((fp8, attend_fp8_gpu), (int4, attend_int4_gpu)):
-        append_quantised_gpu(layer, q, k, k, angles, angles, rows, q_norm=recent[0, 0, 0], k_norm=recent[0, 0, 0])
+        append_quantised_gpu(layer, q, k, k, angles, angles, rows, q_norm=norm, k_norm=norm)
         # Eight bits in float32, which the gate alone runs, multiply out of registers that do not suffice.
         if q.dtype != torch.float32 or layer is int4:
             attend(layer, q, rows, rows)

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from kernel_inputs import DEVICE, Cache, check_sparse, poison_past, ragged
-from longdecode.kernels.sparse_decode_attention import EVERYTHING, launch, naive, sparse_decode_attention
+from longdecode.kernels.sparse_decode_attention import EVERYTHING, launch, naive
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch
 from longdecode.kernels.split_kv import COUNTERS, arrival_counters
@@ -93,22 +93,6 @@ def test_a_bias_takes_no_part_in_scores(rng: torch.Generator, path: str) -> None
     bias = torch.randn(2, 2, 90, generator=rng)
     how = "naive" if path == "naive" else None
     check(cache, torch.full((2, 2), EVERYTHING), [0, 1], 16, 16, how, bias)
-
-
-def test_float64_scores_and_the_entrance(rng: torch.Generator) -> None:
-    """The op on a CPU in float64 fills float64 scores."""
-    q, k, v, lengths = ragged(rng, 3, 2, 3, 8, 50)
-    scores = torch.zeros(3, 1, 13, dtype=torch.float64)
-    counts = torch.tensor([[0, EVERYTHING]]).expand(3, 2)
-    sparse_decode_attention(
-        q.double(), k.double(), v.double(), torch.zeros(3, 2, 1, dtype=torch.int64), counts, block_size=4,
-        kv_lengths=lengths, scores=scores, score_rows=torch.tensor([-1, 0]), score_block=4,
-    )  # fmt: skip
-    for b, length in enumerate(lengths.tolist()):
-        logits = [float(key.double() @ q[b, 3:, 0].double().mean(0)) * 8**-0.5 for key in k[b, 1, :length]]
-        want = [max(logits[i : i + 4]) for i in range(0, length, 4)]
-        assert scores[b, 0, : len(want)].tolist() == pytest.approx(want, abs=1e-12)
-        assert scores[b, 0, len(want) :].eq(0).all()
 
 
 def test_refuses_scores_that_do_not_fit(rng: torch.Generator) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernel_inputs import DEVICE
+from kernel_inputs import DEVICE, check_sparse, lists_of_blocks, on_device, poison_past, ragged, same, whole
 from longdecode.kernels.decode_attention.naive import decode_attention
-from longdecode.kernels.quantised_kv import Fp8Layer, Int4Layer, fill_fp8, fill_int4, naive
+from longdecode.kernels.page_minmax import build_page_minmax
+from longdecode.kernels.quantised_kv import Fp8Layer, Int4Layer, fill_fp8, fill_int4, naive, new_fp8, new_int4
 from longdecode.kernels.quantised_kv.append_gpu import append_quantised_gpu
 from longdecode.kernels.quantised_kv.fp8_gpu import attend_fp8_gpu
 from longdecode.kernels.quantised_kv.int4_gpu import attend_int4_gpu
 from longdecode.kernels.quantised_kv.launch import QuantisedLaunch
+from longdecode.kernels.sparse_decode_attention import EVERYTHING
+from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
+from longdecode.kernels.sparse_decode_attention.naive import sparse_decode_attention as naive_sparse
 
 INTERPRETED = DEVICE.type == "cpu"
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 8e-3, torch.bfloat16: 3e-2}
@@ -22,35 +28,33 @@ FILL = {Fp8Layer: partial(fill_fp8, by_channel=True), Int4Layer: fill_int4}
 ATTEND = {Fp8Layer: attend_fp8_gpu, Int4Layer: attend_int4_gpu}
 
 
-def layer_of(kind: type, batch: int, kv: int, dim: int, capacity: int, dtype: torch.dtype) -> Fp8Layer | Int4Layer:
+def layer_of(
+    kind: type, batch: int, kv: int, dim: int, capacity: int, dtype: torch.dtype, block: int = 128
+) -> Fp8Layer | Int4Layer:
     """Storage with room for ``capacity`` tokens, full of what must not be read."""
-    lists = (batch, kv)
-    if kind is Fp8Layer:
-        blocks = -(-capacity // 128)
-        k, v = (torch.full((*lists, blocks * 128 * dim), 0x7F, dtype=torch.uint8) for _ in range(2))  # NaN
-        k, v = (part.view(torch.float8_e4m3fn) for part in (k, v))
-        scales = (torch.ones(size, dtype=naive.accumulator(dtype)) for size in ((*lists, dim), lists))
-        return Fp8Layer(k.unflatten(2, (-1, dim)), v.unflatten(2, (blocks, dim, 128)), *scales)
-    groups, runs = max(1, capacity // 64), -(-dim // 64)
-    half = {"dtype": torch.float16}
-    return Int4Layer(
-        torch.full((*lists, groups, 64, dim // 2), 255, dtype=torch.uint8),
-        *(torch.full((*lists, groups, dim), torch.nan, **half) for _ in range(2)),
-        torch.full((*lists, groups, dim, 32), 255, dtype=torch.uint8),
-        *(torch.full((*lists, groups, runs, 64), torch.nan, **half) for _ in range(2)),
-        *(torch.full((*lists, 128, dim), torch.nan, dtype=dtype) for _ in range(2)),
-    )
+    size = (batch, kv), capacity, dim, dtype, torch.device("cpu")
+    layer: Fp8Layer | Int4Layer = new_fp8(*size, block) if kind is Fp8Layer else new_int4(*size)
+    for part in layer:
+        part.fill_(torch.nan if part.is_floating_point() else 255)
+    return layer
 
 
 def filled(
-    rng: torch.Generator, kind: type, lengths: list[int], kv: int, dim: int, capacity: int, dtype: torch.dtype
+    rng: torch.Generator,
+    kind: type,
+    lengths: list[int],
+    kv: int,
+    dim: int,
+    capacity: int,
+    dtype: torch.dtype,
+    block: int = 128,
 ) -> tuple[Fp8Layer | Int4Layer, Tensor, Tensor]:
     """Storage that holds random keys and values, which are returned too, NaN past the lengths."""
     k, v = (torch.randn(len(lengths), kv, max(lengths), dim, generator=rng).to(dtype) for _ in range(2))
     k *= torch.linspace(0.05, 1.0, dim)  # channels of unlike size
     for row, length in enumerate(lengths):
         k[row, :, length:], v[row, :, length:] = torch.nan, torch.nan
-    layer = layer_of(kind, len(lengths), kv, dim, capacity, dtype)
+    layer = layer_of(kind, len(lengths), kv, dim, capacity, dtype, block)
     FILL[kind](layer, k, v, torch.tensor(lengths))
     return layer, k, v
 
@@ -138,21 +142,53 @@ def test_attention_is_that_of_the_numbers_the_codes_stand_for(
     torch.testing.assert_close(plain.double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(
+    ("shape", "block", "score_block", "dtype"),
+    [((2, 2, 3, 32, 150), 16, None, torch.float32), ((3, 2, 4, 64, 200), 64, 64, torch.bfloat16),
+     ((2, 1, 7, 80, 70), 12, None, torch.float16), ((2, 2, 2, 16, 90), 1, 1, torch.float32),
+     ((2, 2, 6, 128, 300), 16, None, torch.bfloat16)], ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("op", [naive_sparse, sparse_decode_attention_gpu], ids=["naive", "triton"])
+def test_listed_blocks_of_codes_are_read(
+    rng: torch.Generator, op: Any, shape: tuple[int, ...], block: int, score_block: int | None, dtype: torch.dtype
+) -> None:
+    """Lists of everything, of some, of none; rows that end in a page; NaN behind the last page's values."""
+    batch, kv, *_, size, within = *shape, math.gcd(block, 16)
+    q, k, v, lengths = ragged(rng, *shape, dtype=dtype)
+    layer = layer_of(Fp8Layer, batch, kv, shape[3], size, dtype, within)
+    fill_fp8(layer, k, v, lengths, by_channel=True)
+    poison_past(lengths, *(numbers := [part[:, :, :size] for part in naive.from_fp8(layer)]))
+    for row, length in enumerate(lengths.tolist()):
+        for part, first in ((layer.k, length), (layer.v, -(-length // within))):
+            part.view(torch.uint8)[row, :, first:] = 0x7F
+    indices, counts = lists_of_blocks(rng, batch, kv, -(-size // block), 4, [EVERYTHING, 4, 0, 3][: batch * kv])
+    codes = Fp8Layer(*on_device(*layer))
+
+    def attend(q: Tensor, *given: Any, **plan: Any) -> tuple[Tensor, Tensor]:
+        plan |= {"k_scale": codes.k_scale, "v_scale": codes.v_scale, "uneven": score_block is not None}
+        return op(q, codes.k[:, :, :size], codes.v, *given[2:], **plan)
+
+    scored = {} if score_block is None else {"score_rows": range(kv), "score_block": score_block}
+    check_sparse(attend, (q, *numbers, lengths), indices, counts, block, **scored)
+
+
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", FILL)
+@pytest.mark.parametrize(("kind", "block"), [(Fp8Layer, 128), (Fp8Layer, 16), (Int4Layer, 128)])
 def test_appended_tokens_are_stored_as_a_prompt_is(
-    rng: torch.Generator, kind: type, dtype: torch.dtype, norms: bool
+    rng: torch.Generator, kind: type, block: int, dtype: torch.dtype, norms: bool
 ) -> None:
-    """Over the end of a group, row by row at another place; the kernel's codes are the definition's."""
+    """Over the end of a group, row by row at another place; the kernel's codes are the definition's, bounds theirs."""
     lengths, dim, heads, kv = [126, 190, 62], 32, 4, 2
-    both = [filled(torch.Generator().manual_seed(1), kind, lengths, kv, dim, 300, dtype)[0] for _ in range(2)]
+    both = [filled(torch.Generator().manual_seed(1), kind, lengths, kv, dim, 300, dtype, block)[0] for _ in range(2)]
     if kind is Int4Layer:
         for layer in both:  # what a step packs is not there yet
             for row, length in enumerate(lengths):
                 for part in layer[:6]:
                     part[row, :, max(0, length // 64 - 1) :] = 15
     plain, fast = both[0], type(both[1])(*(part.to(DEVICE) for part in both[1]))
+    sized = [{"bounds": build_page_minmax(layer.k, whole(lengths).to(layer.k.device), 16), "page_size": 16}
+             if block == 16 else {} for layer in (plain, fast)]  # fmt: skip
     weights = [torch.randn(dim, generator=rng).to(dtype) if norms else None for _ in range(2)]
     for step in range(3):
         q, k, v = (torch.randn(3, n, 1, dim, generator=rng).to(dtype) for n in (heads, kv, kv))
@@ -160,13 +196,18 @@ def test_appended_tokens_are_stored_as_a_prompt_is(
         cos, sin = (torch.cat((x, x), dim=-1) for x in (angle.cos(), angle.sin()))
         positions = torch.tensor(lengths) + step
         options = {"q_norm": weights[0], "k_norm": weights[1], "eps": 1e-5}
-        want = naive.append_quantised(plain, q, k, v, cos, sin, positions, **options)
+        want = naive.append_quantised(plain, q, k, v, cos, sin, positions, **options, **sized[0])
         moved = [None if x is None else x.to(DEVICE) for x in weights]
         got = append_quantised_gpu(
-            fast, *(x.to(DEVICE) for x in (q, k, v, cos, sin, positions)), q_norm=moved[0], k_norm=moved[1], eps=1e-5
-        )
+            fast, *(x.to(DEVICE) for x in (q, k, v, cos, sin, positions)), q_norm=moved[0], k_norm=moved[1], eps=1e-5,
+            **sized[1],
+        )  # fmt: skip
         torch.testing.assert_close(got.cpu().double(), want.double(), atol=2e-3, rtol=2e-3)
     now = [length + 3 for length in lengths]
+    for layer, given in zip((plain, fast), sized, strict=True):
+        if given:
+            same(given["bounds"], build_page_minmax(layer.k, whole(now).to(layer.k.device), 16))
+            assert layer.v[1, :, 12].float().isfinite().all() and layer.v[1, :, 13].float().isnan().all()
     for mine, truth in zip(read(type(fast)(*(x.cpu() for x in fast)), now), read(plain, now), strict=True):
         for row, length in enumerate(now):
             a, b = mine[row, :, :length].double(), truth[row, :, :length].double()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_inputs import DEVICE, HALF_AND_SINGLE, INFINITY, Cache, on_device, poison_past, ragged, same
+from kernel_inputs import HALF_AND_SINGLE, INFINITY, Cache, on_device, poison_past, ragged, same
 from longdecode.kernels.group_reduce import GROUP_REDUCTIONS, group_reduce
 from longdecode.kernels.group_reduce.rows import ScoreLaunch
 from longdecode.kernels.page_minmax import PageBounds, build_page_minmax
@@ -47,15 +47,18 @@ def check_logits(cache: Cache, how: str | None, scale: float | None = None, laun
 def check_pages(cache: Cache, how: str | None, launch: ScoreLaunch | None = None) -> None:
     """Naive and Triton; products are exact in float32 and sums run in it, whatever the dtype."""
     q, low, wide, used = cache
-    bounds = PageBounds(low, (low + wide.abs()).to(low.dtype))
-    rows = q.double().unflatten(1, (low.shape[1], -1))
-    want = reduced(torch.maximum(*(rows * x.nan_to_num(0.0).double()[:, :, None] for x in bounds)).sum(-1), used, how)
-    got = page_gpu.page_score_gpu(
-        q.to(DEVICE), PageBounds(*on_device(*bounds)), used.to(DEVICE), group=how, launch=launch
-    )
-    for found in (got.cpu(), page_naive.page_score(q, bounds, used, group=how)):
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found.double(), want, atol=1e-3, rtol=1e-4)
+    exact = PageBounds(low, (low + wide.abs()).to(low.dtype))
+    codes, scale = PageBounds(*(x.to(torch.float8_e4m3fn) for x in exact)), torch.linspace(0.5, 2, low.shape[3])
+    for bounds, k_scale in ((exact, None), (codes, scale.expand(*low.shape[:2], -1).contiguous())):
+        rows = q.double().unflatten(1, (low.shape[1], -1)) * (1 if k_scale is None else scale.double())
+        numbers = (rows * x.double().nan_to_num(0.0)[:, :, None] for x in bounds)
+        want = reduced(torch.maximum(*numbers).sum(-1), used, how)
+        on_q, on_used, on_scale, *moved = on_device(q, used, k_scale, *bounds)
+        got = page_gpu.page_score_gpu(on_q, PageBounds(*moved), on_used, group=how, k_scale=on_scale, launch=launch)
+        near = 1e-3 if k_scale is None or q.dtype == torch.float32 else 5e-2  # scaled queries are float16
+        for found in (got.cpu(), page_naive.page_score(q, bounds, used, group=how, k_scale=k_scale)):
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found.double(), want, atol=near, rtol=1e-4)
 
 
 @BY_DTYPE

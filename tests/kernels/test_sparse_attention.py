@@ -25,7 +25,7 @@ from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 from longdecode.kernels.sparse_decode_attention import EVERYTHING, sparse_decode_attention
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
-from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch, choose_launch
+from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch
 
 BOTH = pytest.mark.parametrize("op", [sparse_decode_attention, sparse_decode_attention_gpu], ids=["entrance", "triton"])
 # batch, KV heads, group, head dimension, capacity, rows; tokens a block
@@ -137,16 +137,6 @@ def test_unequal_lists_with_a_bias_share_one_launch(
         check_sparse(op, cache, indices, counts, block, bias=bias)
 
 
-@pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
-def test_uneven_lists_of_a_long_batch(rng: torch.Generator, dtype: torch.dtype) -> None:
-    """The launch that the hint chooses, with a list a query head."""
-    cache = ragged(rng, 3, 2, 2, 64, 130, dtype=dtype)
-    indices, counts = lists_of_blocks(rng, 3, 4, 9, 4, [EVERYTHING, 1, 4])
-    launch = choose_launch(12, 1, 64, 64, 130, dtype, CPU, uneven=True)
-    assert launch.balanced
-    check_sparse(partial(sparse_decode_attention_gpu, launch=launch), cache, indices, counts, 16)
-
-
 @BOTH
 def test_every_block_in_expanded_lists_is_dense_attention(rng: torch.Generator, op: Any) -> None:
     cache = ragged(rng, 3, 2, 2, 32, 50)
@@ -169,18 +159,6 @@ def test_lengths_past_the_capacity_count_as_the_capacity(rng: torch.Generator) -
     same(decode_attention_gpu(q, k, v, over), want)
     got, _ = sparse_decode_attention_gpu(q, k, v, *lists, block_size=16, kv_lengths=over)
     torch.testing.assert_close(got, want[0])
-
-
-@pytest.mark.parametrize("capacity", [64, 70])
-def test_shapes_are_fixed_on_meta(capacity: int) -> None:
-    """Values that cannot be looked at, as under a CUDA graph, still have shapes."""
-    q, k = torch.empty(2, 4, 1, 32, device="meta"), torch.empty(2, 2, capacity, 32, device="meta")
-    indices, counts = (torch.empty(*shape, dtype=torch.int64, device="meta") for shape in ((2, 2, 9), (2, 2)))
-    lengths = torch.empty(2, dtype=torch.int64, device="meta")
-    out, lse = sparse_decode_attention(
-        q, k, k, indices, counts, block_size=16, kv_lengths=lengths, kv_tokens_read=lengths.clone()
-    )
-    assert out.shape == q.shape and lse.shape == (2, 4, 1)
 
 
 @BOTH

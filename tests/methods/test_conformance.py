@@ -87,8 +87,9 @@ def test_a_refilled_row_depends_on_its_own_request(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", method_names())
 def test_on_cuda(name: str) -> None:
     check_method(name, "cuda", seed=SEED)
-    with suppress(UnsupportedCellError):
-        compare_refilled(make_bench(name, "cuda", {}, dtype=torch.float64, seed=SEED), replayed=True)
+    for params in [{}, {"kv_cache_dtype": "fp8"}][: 1 + ("kv_cache_dtype=fp8" in load_card(name).variants)]:
+        with suppress(UnsupportedCellError):
+            compare_refilled(make_bench(name, "cuda", params, dtype=torch.float64, seed=SEED), replayed=True)
 
 
 @pytest.mark.gpu
@@ -130,16 +131,6 @@ def test_the_gate_catches_a_kernel_that_is_a_little_wrong(
     monkeypatch.setattr(silu_mul_gpu, "silu_mul_gpu", lambda x: right(x) * 1.01)
     with pytest.raises(GateError, match="kernels in force"):
         fast_path_equals_naive(make_bench("full", "cpu", {}, dtype=torch.float32, seed=SEED))
-
-
-@pytest.mark.gpu
-def test_triton_decodes_what_naive_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full attention of one model, fed the same tokens, along both paths."""
-    full = make_bench("full", "cuda", {}, dtype=torch.float32, seed=SEED)
-    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
-    fast = full.inputs.trace(full.build(full.budget)).logits
-    monkeypatch.setenv(dispatch.VARIABLE, "naive")
-    torch.testing.assert_close(fast, full.inputs.trace(full.build(full.budget)).logits, atol=TOLERANCE, rtol=0)
 
 
 CHECKS = (

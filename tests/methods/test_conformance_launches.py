@@ -17,7 +17,8 @@ from longdecode.evals.throughput.harness import shape_config
 from longdecode.kernels import dispatch
 from longdecode.kernels.attention_weights import attention_weights
 from longdecode.kernels.decode_attention import naive as decode_attention
-from longdecode.methods import conformance_launches, evicting, paged, window_cut
+from longdecode.kernels.quantised_kv.naive import append_quantised
+from longdecode.methods import conformance_launches, evicting, paged, quantised_cache, window_cut
 from longdecode.methods.conformance import check_method
 from longdecode.methods.conformance_launches import Place, check_launches, landmarks
 from longdecode.methods.lychee import method as lychee
@@ -29,8 +30,10 @@ LONG = Place(1000, 2)
 
 
 def checked(name: str, dtype: torch.dtype, place: Place = LONG, device: torch.device = CPU, shape: Any = SHAPE) -> None:
+    name, _, stored = name.partition("+")
+    params = {"kv_cache_dtype": stored} if stored else {}
     least = load_card(name).limits.min_budget_tokens
-    check_launches(name, shape, {}, least and max(least, place.context // 8), place, device, dtype)
+    check_launches(name, shape, params, least and max(least, place.context // 8), place, device, dtype)
 
 
 def in_force() -> bool:
@@ -317,18 +320,20 @@ def test_a_window_that_is_not_kept_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
-@pytest.mark.parametrize("name", ["lychee", "quest", "nosa", "tova"])
+@pytest.mark.parametrize("name", ["lychee", "lychee+fp8", "quest", "quest+fp8", "nosa", "tova"])
 def test_triton_kernels_pass_in_the_interpreter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16, which the interpreter rounds rightly."""
     monkeypatch.setattr(dispatch, "kernel_path", lambda device, dtype=None: "triton" if in_force() else "naive")
     monkeypatch.setattr(conformance_launches, "LAYERS", 3)
     monkeypatch.setattr(conformance_launches, "STEPS", 2)
+    # It rounds to e4m3 wrongly.
+    monkeypatch.setattr(quantised_cache, "append_quantised", append_quantised)
     checked(name, torch.float16, Place(250, 2))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", ["llama3-8b", "miniature-shape"])
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", [*method_names(), "lychee+fp8", "quest+fp8"])
 def test_launches_at_full_length_on_the_device(name: str, shape: str) -> None:
     place = Place(131_072, 1) if shape == "llama3-8b" else Place(16_384, 32)
     checked(name, torch.bfloat16, place, torch.device("cuda"), shape_config(shape, place.context))

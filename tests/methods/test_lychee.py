@@ -12,7 +12,6 @@ import torch
 
 from decoding import reads_follow_the_rule
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.correction import Correction
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.methods.conformance import CHECKS
@@ -126,6 +125,8 @@ def test_traffic_by_hand(build: Callable) -> None:
     assert traffic(40, "staggered") == ((5 * 102 + 9 * 38) * 32, 5 * 26 * 4)
     assert traffic(40, "staggered", mode="token") == ((5 * 102 + 9 * 40) * 32, 5 * 102 * 4)
     assert traffic(40, "staggered", mode="token", strategy="ratio", ratio=0.7)[0] == (5 * 102 + 9 * 30) * 32
+    # One byte a number from layer 2 on, where three heads retrieve.
+    assert traffic(40, "staggered", kv_cache_dtype="fp8")[0] == (2 * 102 + 2 * 38) * 32 + (3 * 102 + 7 * 38) * 16
     assert build(40, ROLE_MAPS["staggered"], mode="token", strategy="top_p").traffic(102, 2).at_most
 
 
@@ -142,18 +143,12 @@ def test_traffic_by_hand(build: Callable) -> None:
         ({"retrieval_heads": 14}, UnsupportedCellError, "keeps 7 layers dense"),
         ({"block_size": 128}, UnsupportedCellError, r"128 tokens \(one block of 128\)"),
         ({"correction": "often"}, ConfigError, "correction = 'often'"),
+        ({"correction": "dense_step", "kv_cache_dtype": "fp8"}, ConfigError, "no correction"),
     ],
 )
 def test_refuses(config: ModelConfig, knobs: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         get_method("lychee").from_budget(64, config, **knobs)
-
-
-def test_corrections_are_handed_to_the_engine(config: ModelConfig) -> None:
-    method = get_method("lychee")
-    assert method.from_budget(64, config).correction is None
-    asked = method.from_budget(64, config, correction="rewrite", correction_period=8)
-    assert asked.correction == Correction("rewrite", 8)
 
 
 PROBABILITY = [{"strategy": "top_p", "top_p": 0.5}, {"strategy": "threshold", "threshold": 0.02}, {"strategy": "ratio"}]

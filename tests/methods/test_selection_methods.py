@@ -143,6 +143,8 @@ def test_traffic_by_hand(config: ModelConfig) -> None:
     assert traffic("oracle_topk", 30) == ((2 * 100 + 5 * 30) * 64, 5 * 100 * 32)
     # 100 tokens are 7 pages, the last with 4 tokens; a budget of 40 is 2 pages, that one and a whole one.
     assert traffic("quest", 40) == ((2 * 100 + 5 * 20) * 64, 5 * 7 * 64)
+    # One byte a number in the sparse layers, bounds too; nine scales of four bytes for each of two heads.
+    assert traffic("quest", 40, kv_cache_dtype="fp8") == (2 * 100 * 64 + 5 * 20 * 32, 5 * 7 * 32 + 5 * 2 * 9 * 4)
     assert traffic("quest", 200) == (7 * 100 * 64, 5 * 7 * 64)
     assert traffic("quest", 48, variant="accuracy_script") == ((2 * 100 + 5 * 3 * 48) * 64, 5 * 7 * 64)
     assert traffic("tidal", 30) == ((4 * 100 + 3 * 30) * 64, 2 * 100 * 32)
@@ -207,15 +209,16 @@ def decode(seed: int):
     return run
 
 
-def test_parameters_become_a_correction() -> None:
-    tidal = get_method("tidal")
-    assert tidal.from_budget(BUDGET, CONFIG).correction is None
-    assert tidal.from_budget(BUDGET, CONFIG, correction="rewrite").correction == Correction("rewrite", 32)
-    corrected = tidal.from_budget(BUDGET, CONFIG, correction="dense_step", correction_period=5)
+@pytest.mark.parametrize("name", ["tidal", "lychee"])
+def test_parameters_become_a_correction(name: str) -> None:
+    method = get_method(name)
+    assert method.from_budget(64, CONFIG).correction is None
+    assert method.from_budget(64, CONFIG, correction="rewrite").correction == Correction("rewrite", 32)
+    corrected = method.from_budget(64, CONFIG, correction="dense_step", correction_period=5)
     assert corrected.correction == Correction("dense_step", 5)
     for wrong in ({"correction": "always"}, {"correction_period": 0}):
-        with pytest.raises(ConfigError, match="tidal: correction"):
-            tidal.from_budget(BUDGET, CONFIG, **wrong)
+        with pytest.raises(ConfigError, match=f"{name}: correction"):
+            method.from_budget(64, CONFIG, **wrong)
 
 
 @pytest.mark.parametrize("selection", ["kv_head", "query_head"])
