@@ -9,7 +9,6 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import huggingface_hub
@@ -22,19 +21,20 @@ from fake_tokenizer import byte_level
 from longdecode import running
 from longdecode.cli import app
 from longdecode.data_sets import DOWNLOADS
-from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.errors import ConfigError, GateError, LongDecodeError
 from longdecode.evals import manifest
 from longdecode.evals.datasets.reader import SOURCES
+from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.generators.prose import filler
 from longdecode.evals.preflight import data_fault
 from longdecode.evals.run_config import load_run_config
 from longdecode.methods.registry import METHOD_PATH_VARIABLE, method_names
 from longdecode.reporting import terminal
 from longdecode.reporting.progress import Told
+from papers.checkpoints import SPECIAL, VOCAB, write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 MINIATURE = ROOT / "models" / "miniature" / "weights"
-THEIRS = ("mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-8B")
 ROLES = str(ROOT / "models" / "miniature" / "roles" / "hardkuma.json")
 PAIR = {
     "model": "m", "b_model": "m", "suite": "s", "context": 32768, "batch": 1, "n": 9, "unit": "%", "better": "higher",
@@ -100,8 +100,6 @@ def test_a_new_method_passes_the_gate(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_check_says_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from longdecode.engine.errors import GateError
-
     monkeypatch.setenv(METHOD_PATH_VARIABLE, str(tmp_path))
     said("methods", "new", "too_few", "--into", str(tmp_path))
     rule = tmp_path / "too_few" / "rule.py"
@@ -307,22 +305,22 @@ def test_generate_reads_what_the_budget_allows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", THEIRS)
-def test_one_command_leads_to_the_table(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama by its id, from the hub's cache and without network; the others from folders."""
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "papers"))
-    made = import_module("checkpoints")
-    tokenizer = byte_level(filler(random.Random(0), 40_000), made.VOCAB, made.SPECIAL)
-    folder = made.write_checkpoint(place / "hf", name, {"layers": 8, "kv_heads": 4}, tokenizer)
+def test_one_command_leads_to_the_table(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen3 by its id, from the hub's cache and without network; Mistral, from a folder, to its scores."""
+    tokenizer, size = byte_level(filler(random.Random(0), 40_000), VOCAB, SPECIAL), {"layers": 8, "kv_heads": 4}
+    mistral = write_checkpoint(place / "hf", "mistralai/Mistral-7B-Instruct-v0.3", size, tokenizer)
+    write_checkpoint(place / "hf", "Qwen/Qwen3-8B", size, tokenizer)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place / "hf"))
     monkeypatch.setenv("HF_HUB_CACHE", str(place / "hf"))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    model = name if "llama" in name else folder.rename(place / Path(name).name)
-    options = ("--suite", "passkey", "--context", "1k", "--budget", "25%", "--samples", "3")
-    lines = said("run", "--model", model, "--methods", "quest", *options).splitlines()
+    options = ("--suite", "passkey", "--context", "1k", "--budget", "25%", "--samples", "1", "--methods", "quest")
+    lines = said("run", "--model", "Qwen/Qwen3-8B", *options).splitlines()
     rows = [line.split()[:5] for line in lines if " quest " in line]
-    assert rows == [["passkey", "1,024", "quest", "0.25", "15"]] and any("GPU hours" in line for line in lines)
-    assert lines[-1] == f"reports/{Path(name).name.lower()}/index.html" and (place / lines[-1]).stat().st_size > 1000
+    assert rows == [["passkey", "1,024", "quest", "0.25", "5"]] and any("GPU hours" in line for line in lines)
+    assert lines[-1] == "reports/qwen3-8b/index.html" and Path(lines[-1]).stat().st_size > 1000
+    said("init", "--model", mistral.rename("mistral"), *options)
+    evaluate_suite(load_run_config("mistral.yaml"), "mistral", "passkey", {"quest": Path("q.parquet")}, gated=False)
+    assert pd.read_parquet("q.parquet").status.tolist() == ["ok"] * 5
 
 
 def test_a_configuration_holds_what_fits_and_what_comes_first(place: Path, byte_checkpoint: Path) -> None:

@@ -28,7 +28,8 @@ from longdecode.kernels.sparse_training_attention.gpu import sparse_training_att
 def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
     """Every launch that decoding at this shape makes, and those of blocks of rows under a tree mask.
 
-    Heads of 32 are compiled with each option once, not with every pair: they hold a quarter of what heads of 128 hold.
+    A launch without an option takes less than the same with it, and is left out. Heads of 32 hold a quarter of what
+    heads of 128 hold: fewer pairs of options.
     """
     tensor = partial(meta, dtype=dtype)
     cache, lengths, q = tensor(batch, kv_heads, capacity, dim), integers(batch), tensor(batch, heads, 1, dim)
@@ -43,22 +44,18 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
             entries, mask = integers(batch, kv_heads, 128), meta(batch, kv_heads, rows, 128, dtype=torch.bool)
             limited = {"block_size": 16, "kv_lengths": integers(batch, rows), "row_mask": mask}
             sparse_decode_attention_gpu(block, cache, cache, entries, integers(batch, kv_heads), **limited)
-    for at, (lists, block) in enumerate(((kv_heads, 16), (kv_heads, 1), (heads, 16))):
+    # lists, block, uneven, tokens a score stands for, bias
+    options = [(kv_heads, 16, False, 64, False), (kv_heads, 1, True, 1, False), (kv_heads, 1, False, 0, True)]
+    if dim == 128:
+        options += [(kv_heads, 16, True, 64, False), (heads, 16, True, 0, False), (heads, 16, False, 0, True)]
+    for lists, block, uneven, score_block, biased in options:
+        plan: dict[str, Any] = {"block_size": block, "kv_lengths": lengths, "kv_tokens_read": lengths, "uneven": uneven}
+        if score_block:
+            plan |= {"scores": meta(batch, lists, capacity // score_block), "score_rows": integers(lists)}
+            plan |= {"score_block": score_block}
+        plan |= {"bias": meta(batch, lists, capacity)} if biased else {}
         indices, counts = integers(batch, lists, 2048 // block), integers(batch, lists)
-        plan: dict[str, Any] = {"block_size": block, "kv_lengths": lengths, "kv_tokens_read": lengths}
-        for uneven in (False, True) if dim == 128 else (at == 1,):
-            sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, uneven=uneven)
-            if (lists, block) == (kv_heads, 16):
-                scored = {"scores": meta(batch, lists, capacity // 64), "score_rows": integers(lists)}
-                sparse_decode_attention_gpu(
-                    q, cache, cache, indices, counts, **plan, uneven=uneven, **scored, score_block=64
-                )  # fmt: skip
-        if block == 1:
-            tokens = {"scores": meta(batch, lists, capacity), "score_rows": integers(lists)}
-            sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, uneven=True, **tokens)
-        if dim == 128 or block == 1:
-            bias = meta(batch, lists, capacity)
-            sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, bias=bias)
+        sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan)
     hidden = tensor(batch, 1, heads * dim)
     rms_norm_gpu(hidden, tensor(heads * dim), 1e-5)
     rms_norm_gpu(q.transpose(1, 2), tensor(dim), 1e-5)
@@ -95,7 +92,8 @@ def quantise(q: Tensor, k: Tensor, capacity: int) -> None:
     for layer, attend in ((fp8, attend_fp8_gpu), (int4, attend_int4_gpu)):
         append_quantised_gpu(layer, q, k, k, angles, angles, rows, q_norm=norm, k_norm=norm)
         # Eight bits in float32, which the gate alone runs, multiply out of registers that do not suffice.
-        if q.dtype != torch.float32 or layer is int4:
+        # Four bits in bfloat16 are compiled for heads of 128.
+        if q.dtype != torch.float32 if layer is fp8 else q.dtype == torch.float32 or dim == 128:
             attend(layer, q, rows, rows)
 
 

@@ -20,7 +20,6 @@ from longdecode.kernels.rope_append import gpu as rope_append
 SHAPES = {
     "Qwen2.5-1.5B": (1536, 8960, 12, 2, 128, 32_768),
     "Llama-3-8B": (4096, 14336, 32, 8, 128, 131_072),
-    "Qwen3-8B": (4096, 12288, 32, 8, 128, 40_960),
     "miniature": (256, 640, 8, 4, 32, 4096),
 }
 NARROW_LOADS = re.compile(r"cp\.async\.ca|ld\.global(?!\S*v4)\S*")
@@ -93,6 +92,6 @@ if __name__ == "__main__":
     cases = []
     for model, shape in SHAPES.items():
         cases.append((f"{model}, {OVERLAPPING}", partial(launch_all, *shape, pdl=True)))
-        if model != "Qwen3-8B":  # of Llama-3-8B it differs in a size
+        if model == "miniature":  # without overlap a kernel is the same less its wait, whatever the sizes
             cases.append((model, partial(launch_all, *shape, pdl=False)))
     check(cases, faults)

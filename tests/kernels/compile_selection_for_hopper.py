@@ -38,7 +38,7 @@ from longdecode.kernels.window_correction.gpu_pages import unseen_pages_gpu
 
 def launch_topk() -> None:
     """Lists in registers and through the sieve."""
-    for size, k in ((63, 16), (8192, 256), (16_384, 1024), (32_768, 3277), (131_072, 4096), (524_288, 52_429)):
+    for size, k in ((63, 16), (8192, 256), (16_384, 1024), (32_768, 3277), (524_288, 52_429)):
         valid = integers(1)
         topk.topk_select_gpu(meta(1, 8, size), k, valid, keep_last=1)
         topk.topk_select_gpu(meta(1, 8, size), k, valid, keep_last=1, row_k=valid)
@@ -52,7 +52,7 @@ def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
     lengths = integers(batch)
     bounds = minmax.build_page_minmax_gpu(k, lengths, 16)
     minmax.update_page_minmax_gpu(bounds, k, integers(batch, kv_heads, 8), 16)
-    for group in (None, *GROUP_REDUCTIONS):
+    for group in (None, *GROUP_REDUCTIONS)[: 2 if (dim, dtype) == (32, torch.bfloat16) else None]:
         page_score_gpu(q, bounds, lengths, group=group)
         token_logits_gpu(q, k, lengths, group=group)
     rebuild_page_minmax_gpu(bounds, k, lengths, lengths, 2, 16)
@@ -66,7 +66,7 @@ def launch_windows(batch: int, heads: int, kv_heads: int, dim: int, capacity: in
         bounds = PageBounds(*(meta(several, kv_heads, capacity // 16, dim, dtype=dtype) for _ in range(2)))
         indices = integers(several, kv_heads, 256)
         loaded = meta(several, kv_heads, capacity // 16, dtype=torch.int32)
-        for window in (2, 8, 32) if batch == several and dtype != torch.float32 else (4,):
+        for window in (2, 32) if batch == several == 1 else (4,):
             rows = integers(several, window)
             fused = meta(several, window, heads + 2 * kv_heads, dim, dtype=dtype).transpose(1, 2)
             angles = meta(several, window, dim)
@@ -124,9 +124,10 @@ def launch_offload(dtype: torch.dtype) -> None:
     pair = (meta(80 * 1024, 64 * 128, dtype=dtype),) * 2
     for waited in (None, arrivals):
         copy_blocks_gpu(pair, (meta(80 * 96, 64 * 128, dtype=dtype),) * 2, queue, waited)
-    for heads, dim, width in ((32, 128, 64), (2, 128, 64), (8, 64, 4), (8, 256, 64)):
+    for heads, dim, width in ((32, 128, 64), (2, 128, 64), (8, 64, 4), (8, 256, 64))[2 * (dtype == torch.float32) :]:
         near, lists, count = meta(40, 2, 96 * 64, dim, dtype=dtype), meta(40, 2, width, dtype=integer), meta(40, 2)
-        for waited in (None, Arrivals(meta(40, 2, width, dtype=torch.int32), queue.sources)):
+        waits = Arrivals(meta(40, 2, width, dtype=torch.int32), queue.sources)
+        for waited in (None, waits) if heads == 32 else (waits,):
             resident_attention_gpu(
                 meta(40, heads, 1, dim, dtype=dtype), near, near, lists, count.long(), block_size=64,
                 kv_lengths=count[:, 0].long(), bias=meta(40, 2, 96 * 64), kv_tokens_read=count[:, 0].long(),
@@ -139,7 +140,7 @@ def launch_chunks(dtype: torch.dtype) -> None:
     integer, small = torch.int64, torch.int32
     for batch, heads, dim, rank, chunk, slots in (
         (25, 2, 128, 40, 8, 384), (1, 8, 128, 160, 8, 1536), (2, 8, 64, 512, 64, 48), (4, 4, 32, 128, 8, 24),
-    ):  # fmt: skip
+    )[2 * (dtype == torch.float32) :]:  # fmt: skip
         tokens = 65_600
         queue = BlockQueue(*[meta(batch * heads * slots + 1, dtype=integer)] * 2, meta(1, dtype=integer))
         held, slot_of = (meta(batch, heads, n + 1, dtype=small) for n in (slots, tokens // chunk))
@@ -154,13 +155,12 @@ def launch_chunks(dtype: torch.dtype) -> None:
 
 
 NOSA_8B = (32, 32, 2, 128, 65_600)
-DTYPES = (torch.bfloat16, torch.float32)
 
 if __name__ == "__main__":
     launches = [partial(launch_topk)]
-    launches += [partial(launch_scores, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
     for name, dtype in RUNS:
-        launches += [partial(launch, *SHAPES[name], dtype) for launch in (launch_windows, launch_blocks)]
-    launches.append(partial(launch_blocks, *NOSA_8B, torch.bfloat16))
-    launches += [partial(launch, dtype) for launch in (launch_offload, launch_chunks) for dtype in DTYPES]
+        launches += [partial(launch, *SHAPES[name], dtype) for launch in (launch_scores, launch_windows)]
+        launches.append(partial(launch_blocks, *(SHAPES[name] if name == "miniature" else NOSA_8B), dtype))
+    for dtype in (torch.bfloat16, torch.float32):
+        launches += [partial(launch_offload, dtype), partial(launch_chunks, dtype)]
     check((f"{launch.func.__name__}{launch.args}", launch) for launch in launches)
