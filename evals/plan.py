@@ -123,6 +123,18 @@ class Plan:
                 "name of its own: --config profile=NAME"
             ) from None
 
+    def reopen(self) -> None:
+        """Set the records of jobs that began and did not end aside, where the next job finds them.
+
+        Snakemake puts back the records that a failed job was to update, and takes them for the job's result.
+        """
+        from longdecode.evals.store import kept_path
+
+        begun = [path.read_text(encoding="utf-8") for path in Path(self.results, "logs").rglob("*.begun")]
+        for path in filter(Path.is_file, map(Path, "\n".join(begun).splitlines())):
+            (kept := kept_path(path)).parent.mkdir(parents=True, exist_ok=True)
+            path.unlink() if kept.exists() else path.rename(kept)
+
     def require_gpu_limit(self, resources: Iterable[str]) -> None:
         """Require a limit on jobs that share a GPU: without one, Snakemake starts them all at once.
 
@@ -154,7 +166,10 @@ class Plan:
 
     @cached_property
     def _has_gpu(self) -> bool:
-        return _wants_gpu(self.run.device)
+        """True where jobs run on a CUDA device; asks the system, because importing torch would take seconds."""
+        hidden, device = os.getenv("CUDA_VISIBLE_DEVICES") in ("", "-1"), self.run.device
+        on_auto = not hidden and any(Path(os.sep, "dev").glob("nvidia[0-9]*"))
+        return on_auto if device == "auto" else device.startswith("cuda")
 
     @functools.cache  # noqa: B019
     def model_files(self, model: str) -> list[str]:
@@ -266,17 +281,13 @@ class Plan:
 
     def _retrospection(self, model: str) -> dict[str, Any]:
         spec = self.run.retrospection
-        return {
-            "data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr((spec, self.run.budgets)),
-            "methods": self._methods(spec.variants, model), "code": self._job_code("retrospection"),
-        }  # fmt: skip
+        about = {"data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr((spec, self.run.budgets))}
+        return about | {"methods": self._methods(spec.variants, model), "code": self._job_code("retrospection")}
 
     def _write_texts(self, writing: str) -> dict[str, Any]:
         spec, run = self.run.generation, self.run.generation.runs[writing]
-        return {
-            "data": self.run.data, "model": asdict(self.run.models[run.model]), "run": repr((run, spec.samplers)),
-            "methods": self._methods(run.named, run.model), "code": self._job_code("generation.job"),
-        }  # fmt: skip
+        about = {"data": self.run.data, "model": asdict(self.run.models[run.model]), "run": repr((run, spec.samplers))}
+        return about | {"methods": self._methods(run.named, run.model), "code": self._job_code("generation.job")}
 
     def _job_code(self, module: str) -> str:
         return fingerprint.code_hash([f"longdecode.evals.{module}"], ()) + self.folder_hash("methods")
@@ -316,14 +327,6 @@ class Plan:
     def _methods(self, variants: Iterable[str], model: str) -> dict[str, Any]:
         known = {variant: self.run.methods[variant] for variant in variants if variant in self.run.methods}
         return {variant: [spec.method, spec.params_of(model)] for variant, spec in known.items()}
-
-
-def _wants_gpu(device: str) -> bool:
-    """Return whether jobs run on a CUDA device; asks the system, because importing torch would take seconds."""
-    if device != "auto":
-        return device.startswith("cuda")
-    hidden = os.getenv("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return not hidden and any(Path(os.sep, "dev").glob("nvidia[0-9]*"))
 
 
 def _processors() -> int:

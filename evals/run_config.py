@@ -164,9 +164,7 @@ class RunConfig:
         for reference in self._references():
             typed.require_known(*reference)
         if specs.TUNING_SUITE in self.suites:
-            raise typed.wrong(
-                "holds the prompts that knobs are tuned on; its scores stand in no table", "suites.tuning"
-            )
+            raise typed.wrong("holds prompts that knobs are tuned on; its scores stand in no table", "suites.tuning")
         if any(map(self.suites_of, self.methods)) and all(s.method != REFERENCE_METHOD for s in self.methods.values()):
             raise typed.wrong(
                 f"none of {', '.join(self.methods)} is {REFERENCE_METHOD!r}, the baseline of every difference; add "

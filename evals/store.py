@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -51,7 +52,8 @@ class Store(Generic[C, R]):
 
     ``add`` writes a batch to a journal and syncs it before it returns: a kill or a power cut loses the batch in
     progress at most. ``finish`` writes the parquet file and removes the journal. A journal's line carries its checksum;
-    damaged lines are dropped, which leaves their records to be computed again.
+    damaged lines are dropped, which leaves their records to be computed again. A copy of the file stays beside the
+    journal until the tables are made: Snakemake removes the file, or puts back an older one, if a job fails after all.
 
     A cell ends with all its samples or with one record of a status, never with a mixture. A sample that could not be
     scored in time counts as a sample: scoring it again would take as long again.
@@ -92,7 +94,8 @@ class Store(Generic[C, R]):
             self._journal.parent.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
         try:
-            known = read_records(self.output, self.kind) if self.output.exists() else []
+            files = filter(Path.exists, (kept_path(self.output), self.output))
+            known = [record for path in files for record in read_records(path, self.kind)]
             today = {cell.key: self._fingerprint(cell) for cell in self.cells}
             for record in (*known, *self._read_journal()):
                 held = today.get(record.key)
@@ -139,12 +142,12 @@ class Store(Generic[C, R]):
             self.fresh.append(record)
             self._on_add(record)
 
-    def finish(self) -> list[R]:
-        """Write all records in the order of the cells, and remove the journal."""
-        records = [record for cell in self.cells for record in self.of(cell)]
-        write_records(self.output, records, self.kind)
+    def finish(self) -> None:
+        """Write all records in the order of the cells, with a copy, and remove the journal."""
+        write_records(self.output, [record for cell in self.cells for record in self.of(cell)], self.kind)
+        with replacing(kept_path(self.output)) as temporary:
+            shutil.copyfile(self.output, temporary)
         self._journal.unlink(missing_ok=True)
-        return records
 
     def _read_journal(self) -> list[R]:
         """Read whole batches; the file is rewritten without the others, which a new line must not be joined to."""
@@ -179,6 +182,11 @@ def journal_path(output: Path) -> Path:
     """Return the journal of a job: ``records/m/v/s.parquet`` has ``journal/records/m/v/s.jsonl``."""
     root = results_root(output)
     return root / "journal" / output.relative_to(root).with_suffix(".jsonl")
+
+
+def kept_path(output: Path) -> Path:
+    """Return the copy of a job's records that no failing job takes away."""
+    return journal_path(output).with_suffix(".parquet")
 
 
 def write_records(path: Path, records: Iterable[R], kind: type[R]) -> None:

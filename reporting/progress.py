@@ -17,6 +17,7 @@ STEPS = re.compile(r"^(\d+) of (\d+) steps")
 PLANNED = re.compile(r"^(\w+) +(\d+)$")
 SAID = re.compile(r"^(?!CalledProcessError|WorkflowError:$)\w+(Error|Exception)\b")
 """Lines that say what went wrong. The two left out say that a job failed, whose own error stands above them."""
+UNSAID = re.compile(r"Exception:$|^WorkflowError in rule .*:$")
 REFUSED = re.compile(r" n=0 (\w+: .+)")
 """End of the line of a cell without a record."""
 
@@ -52,7 +53,7 @@ class Told:
             self.refused.append(found[1])
         elif line.startswith("Nothing to be done"):
             return "nothing to do: all is up to date"
-        elif self.errors and self.errors[-1].endswith("Exception:"):  # Snakemake says the rest on the next line
+        elif self.errors and UNSAID.search(self.errors[-1]):  # Snakemake says the rest on the next line
             self.errors[-1] += f" {line.strip()}"
         elif SAID.match(line) and line not in self.errors:
             self.errors.append(line)

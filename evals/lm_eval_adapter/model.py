@@ -171,9 +171,7 @@ class LongDecodeLM(TemplateLM):
         """The token that ends a text."""
         own = self.text.special_id("eos_token")
         if own is None and not self._eos_ids:
-            raise ConfigError(
-                f"{self.options.pretrained}: neither the tokenizer nor the configuration names an end of text"
-            )
+            raise ConfigError(f"{self.options.pretrained}: neither tokenizer nor configuration names an end of text")
         return min(self._eos_ids) if own is None else own
 
     @property

@@ -35,19 +35,10 @@ class Answer:
 
 
 def generate(
-    model: str | Path,
-    prompts: Sequence[str],
-    *,
-    method: str = "full",
-    budget: int | None = None,
-    max_new_tokens: int = 256,
-    chat: bool = False,
-    temperature: float = 0.0,
-    device: str = "auto",
-    dtype: str = "auto",
-    gpus: int = 1,
-    **params: Any,
-) -> list[Answer]:
+    model: str | Path, prompts: Sequence[str], *, method: str = "full", budget: int | None = None,
+    max_new_tokens: int = 256, chat: bool = False, temperature: float = 0.0, device: str = "auto", dtype: str = "auto",
+    gpus: int = 1, **params: Any,
+) -> list[Answer]:  # fmt: skip
     """Continue prompts, as one ragged batch, with a method's own kernels and cache.
 
     Args:

@@ -22,7 +22,7 @@ methods_app = typer.Typer(help="List the methods, or start one of your own.")
 data_app = typer.Typer(help="List the suites and their data, fetch it, check it.")
 app.add_typer(methods_app, name="methods")
 app.add_typer(data_app, name="data")
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
+console = Console(highlight=False, width=None if sys.stdout and sys.stdout.isatty() else 180)
 
 CORES = os.cpu_count() or 1
 Profile = Annotated[str, typer.Argument(help="A configuration file, or a profile of config/.")]
@@ -73,6 +73,8 @@ METHODS, SUITES = "streaming,snapkv,quest,shadowkv", "passkey,json_kv,mini_longg
 
 def main() -> None:
     """Run the command; an error of ours, or a file that the system refuses, is one line."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # a locale may lack a character that a table has
+        stream.reconfigure(errors="replace")
     try:
         app()
     except (LongDecodeError, OSError) as error:
@@ -287,8 +289,8 @@ def doctor() -> None:
     from longdecode.doctor import examined
 
     found = list(examined())
-    for name, fine, said in found:
-        console.print(f"{'ok  ' if fine else 'LOOK'} {name:<12} {said}", markup=False)
+    rows = (f"{'ok  ' if fine else 'LOOK'} {name:<12} {said}" for name, fine, said in found)
+    console.print(*rows, sep="\n", markup=False)
     raise typer.Exit(not all(fine for name, fine, _ in found if name in ("python", "torch", "packages")))
 
 

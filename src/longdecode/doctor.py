@@ -48,10 +48,8 @@ def _torch() -> Iterator[tuple[str, bool, str]]:
         yield "gpu", True, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB"
     else:
         yield "gpu", False, "none that torch sees: kernels run as plain torch on the CPU, and times are the CPU's"
-    try:
-        yield "triton", True, metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        yield "triton", False, "not installed: needed on a GPU alone"
+    found = bool(importlib.util.find_spec("triton"))
+    yield "triton", found, metadata.version("triton") if found else "not installed: needed on a GPU alone"
 
 
 def _sandbox() -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -49,23 +50,29 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     """
     if not (REPOSITORY / "Snakefile").is_file():
         raise ConfigError("runs need a checkout of the project: git clone it, then make setup")
-    cache, writable = cache_folder()
-    if not writable:
-        raise ConfigError(f"{cache} cannot be written, and runs keep files there; XDG_CACHE_HOME names another folder")
+    _require_writable(cache_folder()[0], "XDG_CACHE_HOME names another folder")
+    _require_writable(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()), "TMPDIR names another folder")
     path, changes = config_file(profile), _changes(given)
+    linked = f"link the models of the checkout there: ln -s {REPOSITORY / 'models'} ."
+    if path.is_relative_to(REPOSITORY) and not Path("models").exists():
+        raise ConfigError(f"{path}: its paths start at {REPOSITORY}; run there, or to have results here, {linked}")
     run = checked(merged(read_yaml(path), changes), [path], changes, check_fairness=target != "tune")
     results, page = Path("results") / run.profile, Path("reports") / run.profile / "index.html"
     console.print(*planned([run]), sep="\n", markup=False)
     refusal = reached() if (wanted := cost_of(run).downloads) else ""
     if refusal:
         console.print(f"missing: {refusal}: {', '.join(wanted)} from earlier downloads, or not at all", markup=False)
+    _require_writable(results, f"run in another folder, and {linked}")
     log = results / "run.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     console.print(f"log: {log}")
     told = Told(cells_of(run))
     # Each file of the hub is else asked for six times, half a minute long.
     offline = {"HF_HUB_OFFLINE": "1"} if refusal else {}
-    status = _follow(_command(path, cores, target, given), offline, log, told, console)
+    try:
+        status = _follow(_command(path, cores, target, given), offline, log, told, console)
+    except SystemExit:  # rich's, where a pipe breaks
+        print(f"ended, as nobody reads the output any more: {log}; run again to go on", file=sys.stderr)
+        raise
     if status:
         ending = [*told.refused, *told.errors, f"failed after {clock(told.seconds)}: {log}"]
     else:
@@ -77,10 +84,18 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     return status
 
 
+def _require_writable(folder: Path, remedy: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 16))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}), and runs need it; {remedy}") from None
+
+
 def _changes(given: Sequence[str]) -> dict[str, Any]:
     """Return the values of ``KEY=VALUE`` texts; a key without one has none."""
-    pairs = (item.partition("=") for item in given)
-    return {key: parse_yaml(value, f"--config {key}") for key, _, value in pairs}
+    return {key: parse_yaml(value, f"--config {key}") for key, _, value in (item.partition("=") for item in given)}
 
 
 def _command(path: Path, cores: int, target: str, given: Sequence[str]) -> list[str]:
@@ -100,7 +115,7 @@ def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told
     with (
         log.open("ab", buffering=0) as kept,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
         ) as child,
         Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress,
     ):

@@ -148,7 +148,7 @@ def tables(job: Job) -> None:
     from longdecode.evals.analysis.stage import write_tables
     from longdecode.evals.instrument import check_instrument
     from longdecode.evals.run_config import load_run_config
-    from longdecode.evals.store import replacing
+    from longdecode.evals.store import kept_path, replacing
 
     rule, config = job.rule, Path(job.rule.output.config)
     text = yaml.safe_dump(json.loads(rule.params.config), sort_keys=False)
@@ -156,6 +156,8 @@ def tables(job: Job) -> None:
         temporary.write_text(text, encoding="utf-8")
     manifest.seal(config.parent, [config])
     write_tables(config.parent)
+    for path in job.inputs:
+        kept_path(path).unlink(missing_ok=True)
     with suppress(GateError):  # the report's stage says so and ends the run; these numbers outlive it
         check_instrument(load_run_config(config), config.parent / "records", Path(rule.output.instrument))
 
@@ -167,10 +169,8 @@ def report(job: Job) -> None:
     build_checked(Path(job.rule.input.config).parent, job.outputs[0].parent, job.inputs)
 
 
-STAGES: Mapping[str, Stage] = {
-    stage.__name__: stage
-    for stage in (gate, evaluate, built_model, miniature_train, miniature_seed, smollm2_train, tables, report)
-}
+_OWN = gate, evaluate, built_model, miniature_train, miniature_seed, smollm2_train, tables, report
+STAGES: Mapping[str, Stage] = {stage.__name__: stage for stage in _OWN}
 """Stages by the names of their rules."""
 
 
@@ -187,8 +187,13 @@ def run_stage(rule: Any) -> None:
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, threads))  # before torch is imported
     name = EVALUATE if rule.rule.startswith(f"{EVALUATE}_") else rule.rule
     with logged(Path(rule.log[0])):
+        from longdecode.engine.disk import writing
+
+        with writing(begun := Path(rule.log[0]).with_suffix(".begun")):
+            begun.write_text("\n".join(path for path in rule.output if "/records/" in path), encoding="utf-8")
         STAGES.get(name, call)(Job(rule))
         _seal(rule)
+        begun.unlink()
 
 
 @contextmanager
@@ -203,11 +208,9 @@ def logged(path: Path) -> Iterator[None]:
 
         try:
             yield
-        except LongDecodeError as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            raise SystemExit(1) from None
-        except Exception:
-            traceback.print_exc()
+        except Exception as error:
+            ours = isinstance(error, LongDecodeError)
+            print(f"{type(error).__name__}: {error}" if ours else traceback.format_exc(), file=sys.stderr)
             raise SystemExit(1) from None
 
 
@@ -242,7 +245,7 @@ def _opened(log: Path) -> TextIO:
         return io.StringIO()
 
 
-def _waiting(work: Callable[[], object]) -> None:
+def _waiting(work: Callable[[], object]) -> object:
     """Do a job's work once no other process fills its outputs.
 
     A job may outlive a workflow that was killed; what it writes is taken over when it ends.
@@ -252,8 +255,7 @@ def _waiting(work: Callable[[], object]) -> None:
     said = False
     while True:
         try:
-            work()
-            return
+            return work()
         except LockHeldError as error:
             if not said:
                 print(f"{error}; waiting for it to end", file=sys.stderr)

@@ -269,15 +269,19 @@ def test_a_run_goes_to_the_right_file_and_profile(place: Path, monkeypatch: pyte
         "tiny --methods quest": "--methods: belongs to --model", "tiny --model ''": "has no config.json",
         f"--model {MINIATURE} --suite RULER": "nearest valid name: 'ruler'",
     }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"its paths start at .*; run there, or .*: ln -s .*/models \."):
+        said("run", "tiny")
+    (place / "models").symlink_to(ROOT / "models")
     for words, why in refusals.items():
         with pytest.raises(LongDecodeError, match=why):
             said("run", *shlex.split(words))
-    assert not [*place.iterdir()]
+    assert [*place.iterdir()] == [place / "models"]
     (place / "own.yaml").write_text("profile: tiny")
     assert (running.config_file("own"), running.config_file("tiny").parent.name) == (Path("own.yaml"), "config")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "own.yaml"))
-    with pytest.raises(ConfigError, match=r"own\.yaml cannot be written, .*; XDG_CACHE_HOME names another"):
-        said("run", "tiny")
+    for variable in ("TMPDIR", "XDG_CACHE_HOME"):  # the last is looked at first
+        monkeypatch.setenv(variable, str(place / "own.yaml"))
+        with pytest.raises(ConfigError, match=rf"own\.yaml cannot be written \(.*; {variable} names another"):
+            said("run", "tiny")
 
 
 def test_what_ends_the_command_ends_the_workflow(place: Path) -> None:

@@ -131,9 +131,7 @@ def test_a_hub_id_of_an_unsupported_family_moves_no_weights(tmp_path: Path, monk
         resolve_checkpoint("someone/model")
 
 
-def test_a_hub_id_asks_for_safetensors_only(
-    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_id_asks_for_safetensors(tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     folder, asked = tiny_checkpoint("llama2"), {}

@@ -26,7 +26,7 @@ from longdecode.evals import quality_job
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record, hash_output
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.store import journal_path, read_records
+from longdecode.evals.store import journal_path, kept_path, read_records
 from longdecode.evals.tasks.base import Score
 from longdecode.evals.tasks.registry import get_task
 
@@ -234,7 +234,8 @@ def test_one_prefill_serves_all_labels_and_gives_each_what_it_gets_alone(
     for label, path in outputs.items():
         assert list(map(comparable, read_records(path, Record))) == list(map(comparable, alone[label]))
     # A variant's records are its own: a new one runs without the old ones.
-    outputs["full"].unlink()
+    for path in (outputs["full"], kept_path(outputs["full"])):
+        path.unlink()
     decoded = watch_decoding(monkeypatch)
     evaluate_suite(config, "tiny", "mini_recall", outputs)
     assert {method.name for method in decoded} == {"full"}

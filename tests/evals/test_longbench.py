@@ -219,9 +219,7 @@ def test_real_rows_become_samples_that_fit(
         assert task.score(sample, sample.meta[0][0], ()).value == pytest.approx(1.0, abs=1e-6)
 
 
-def test_real_tasks_begin_with_the_tokenizers_first_token_and_stop_at_eos(
-    byte_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_real_tasks_begin_with_the_tokenizers_first_and_stop_at_eos(byte_checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):

@@ -201,9 +201,7 @@ def test_an_empty_file_stands_in_the_summary(tmp_path: Path, run: Callable[..., 
     assert (row["suite"], row["task"], row["status"], row["n"]) == ("math", "math500", "data_unavailable", 0)
 
 
-def test_a_set_without_samples_is_unavailable(
-    run: Callable[..., list[Record]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_without_rows_is_unavailable(run: Callable[..., list[Record]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math, "load_problems", lambda *given: [])
     assert [(r.status, r.reason) for r in run("e")] == [("data_unavailable", "math500: its data has no sample")]
 

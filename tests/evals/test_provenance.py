@@ -25,9 +25,7 @@ from longdecode.evals.run_config import build_run_config
         "importance.safetensors", "model.safetensors", "config.json",
     ],
 )  # fmt: skip
-def test_a_file_that_changes_a_prompt_or_an_answer_changes_the_hash(
-    name: str, byte_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_file_behind_a_prompt_or_answer_changes_the_hash(name: str, byte_checkpoint: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(byte_checkpoint, tmp_path / "copy"))
     seen = {provenance.checkpoint_hash(copy), provenance.checkpoint_hash(byte_checkpoint)}
     (copy / name).parent.mkdir(exist_ok=True)
@@ -57,9 +55,7 @@ def test_what_is_collected_names_device_dtype_and_versions() -> None:
     assert found.versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
-def test_an_image_vouches_for_its_own_code_and_not_for_a_checkout(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_image_vouches_for_its_own_code_not_for_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def said() -> tuple[str, bool]:
         provenance._code.cache_clear()
         return provenance.revision(), provenance.is_dirty()

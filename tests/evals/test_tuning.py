@@ -277,9 +277,7 @@ def test_a_missing_record_names_the_command(tmp_path: Path) -> None:
         require_fair(run)
 
 
-def test_nearness_to_full_tells_settings_apart_that_answer_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nearness_to_full_tells_settings_that_answer_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """StreamingLLM scores 0 on look-ups; here each setting has a score of its own, and Full has 1."""
     monkeypatch.setattr(TuningSpec, "settings", 2)
     chosen = {"samples": 2, "contexts": [512], "tasks": ["tuning_story"], "budget": 0.1}

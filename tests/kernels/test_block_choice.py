@@ -142,7 +142,7 @@ def test_a_row_alone_is_chosen_as_in_a_batch(rng: torch.Generator) -> None:
         assert alone[0].equal(blocks[row : row + 1]) and alone[1].equal(counts[row : row + 1])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_a_misfit_is_refused() -> None:
     shares, pooling, whole = BlockShares(1, 2, 2, 5), Pooling(2, 1), torch.ones(1, dtype=torch.int64)
     q, means = torch.zeros(1, 4, 1, 16), torch.zeros(1, 2, 40, 16)
     importance = torch.zeros(1, 2, 11)

@@ -82,7 +82,7 @@ def test_silu_mul(rng: torch.Generator, gate: Any, width: int, dtype: torch.dtyp
     close(got, first / (1 + (-first).exp()) * second, TOLERANCE[dtype])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_a_misfit_is_refused() -> None:
     with pytest.raises(ValueError, match="weight"):
         rms_norm_gpu(torch.ones(2, 8), torch.ones(4), 1e-5)
     with pytest.raises(ValueError, match="7 channels"):

@@ -197,9 +197,7 @@ def test_naive_on_meta() -> None:
         (gated_linear_gpu, torch.ones(5, 8), None, "equal number"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    op: Callable[..., Tensor], weight: Tensor, bias: Tensor | None, says: str
-) -> None:
+def test_a_misfit_is_refused(op: Callable[..., Tensor], weight: Tensor, bias: Tensor | None, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         op(torch.ones(1, 8), weight, *([] if bias is None else [bias]))
 

@@ -70,7 +70,7 @@ def test_random_roles_follow_their_seed() -> None:
     assert first == resolve_roles("random", 32, 1, LLAMA) != resolve_roles("random", 32, 2, LLAMA)
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_a_misfit_is_refused(tmp_path: Path) -> None:
     path = str(role_file(tmp_path))
     with pytest.raises(UnsupportedCellError, match="7 layers x 2 KV heads"):
         resolve_roles(path, None, 0, LLAMA)

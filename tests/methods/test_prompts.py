@@ -76,9 +76,7 @@ def test_a_dense_prompt_is_refused_by_a_method_that_reads_prompts_itself(generat
     [("snapkv", {"window": 8}), ("h2o", {}), ("triforce", {"window": 32}),
      ("speculate", {"drafter": "snapkv", "drafter_params": {"window": 8}})],
 )  # fmt: skip
-def test_a_dense_prompt_that_was_not_observed_is_refused(
-    generator: Generator, name: str, params: dict[str, Any]
-) -> None:
+def test_a_dense_prompt_not_observed_is_refused(generator: Generator, name: str, params: dict[str, Any]) -> None:
     method = build(name, **params)
     roomy = [replace(request, max_new_tokens=request.max_new_tokens + 8) for request in REQUESTS]
     with pytest.raises(ConfigError, match=rf"{name} must see the prefill.*prefill\(requests, \[method\]\)"):

@@ -49,9 +49,7 @@ def test_a_claim_that_its_own_paper_s_run_answers_has_that_answer(
     assert row[2].lstrip("+").startswith(f"{mine.like_for_like:.1f} points") and f"{mine.low:.1f}" in row[2]
 
 
-def test_a_row_of_compare_has_loss_and_speed_of_one_variant(
-    pages: dict[str, Parsed], committed: dict[str, Run]
-) -> None:
+def test_a_row_of_compare_has_loss_and_speed_of_a_variant(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
     run = committed["real"]
     compared = {"a": "quest", "b": "full", "suite": "mini_recall", "task": "all", "context": 32768, "budget": "1024"}
     pair = matching(run.comparisons, **compared).iloc[0]

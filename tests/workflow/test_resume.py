@@ -62,3 +62,26 @@ def test_twice_killed_run_ends_with_the_same_numbers(
     )
     assert len(resumed) == 8
     pd.testing.assert_frame_equal(resumed, whole)
+
+
+def test_a_job_that_fails_loses_no_record_and_is_run_again(snakemake: Any, write_config: Any, tmp_path: Path) -> None:
+    """First by a clock set back once all records are there, then by a journal that cannot be written."""
+
+    def scores(samples: int) -> str:
+        suite = {"contexts": [256], "samples": samples, "batch": 1, "tasks": ["mini_recall_single"]}
+        return str(snakemake("--configfile", write_config(suites={"mini_recall": suite}), "--", "scores").stdout)
+
+    scores(2)
+    trial, records = tmp_path / "results" / "trial", Path("records", "random", "quest", "mini_recall.parquet")
+    for path in (trial / "gate").iterdir():
+        os.utime(path, (time.time() + 3600,) * 2)
+    (trial / records).unlink()
+    assert "clock skew" in scores(2) and not (trial / records).exists()
+    for path in (trial / "gate").iterdir():
+        os.utime(path)
+    assert "0 cells to run, 3 known" in scores(2)
+    (journal := trial / "journal" / records.with_suffix(".jsonl")).mkdir()
+    assert f"{records.stem}.jsonl could not be written" in scores(3)
+    journal.rmdir()
+    scores(3)
+    assert [len(pd.read_parquet(trial / records)), len(list(trial.rglob("*.begun")))] == [6, 0]

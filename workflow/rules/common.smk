@@ -59,6 +59,7 @@ PLAN = refusing(
 if FIRST:
     refusing(PLAN.require_gpu_limit, workflow.global_resources)
     refusing(look, RUN, PLAN.made)
+    PLAN.reopen()
 
 
 onstart:

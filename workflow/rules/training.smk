@@ -5,6 +5,7 @@ from longdecode.models.sources import MODELS
 # The module that reads the adaptor imports torch, which planning does without.
 SHIPPED = ROOT / "models" / "smollm2-long"
 TRAINED = Path("results/smollm2/adaptor")
+HEAD_FILES = ["heads.json", "heads.safetensors", "curve.csv", "accuracy.csv"]
 ADAPTOR = [
     str((SHIPPED if SHIPPED.is_dir() else TRAINED) / name)
     for name in ("adapter_model.safetensors", "adapter_config.json", "longdecode.json")
@@ -36,10 +37,7 @@ use rule gate as train_roles with:
     input:
         lambda wildcards: PLAN.model_files(wildcards.model),
     output:
-        expand(
-            f"{RESULTS}/identification/{{{{model}}}}/{{{{role_run}}}}/{{file}}",
-            file=ROLE_FILES,
-        ),
+        [f"{RESULTS}/identification/{{model}}/{{role_run}}/{f}" for f in ROLE_FILES],
     log:
         f"{RESULTS}/logs/identification/{{model}}/{{role_run}}.log",
     params:
@@ -61,11 +59,7 @@ use rule train_roles as train_fork with:
 use rule train_roles as train_heads with:
     """Train a model's sets of draft heads, all from one pass of the model over the books. A killed run goes on."""
     output:
-        expand(
-            f"{RESULTS}/heads/{{{{model}}}}/{{made}}/{{file}}",
-            made=HEADS,
-            file=["heads.json", "heads.safetensors", "curve.csv", "accuracy.csv"],
-        ),
+        [f"{RESULTS}/heads/{{model}}/{made}/{f}" for made in HEADS for f in HEAD_FILES],
     log:
         f"{RESULTS}/logs/heads/{{model}}.log",
     params:

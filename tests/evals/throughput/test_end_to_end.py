@@ -117,9 +117,7 @@ def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
         assert several.reference == (None if mask == "tree" else "torch_flash")
 
 
-def test_a_killed_job_resumes_at_its_next_record(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_job_resumes_at_its_record(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "speed" / "tiny.parquet"
     timed, count = Bench._timed, 0
 

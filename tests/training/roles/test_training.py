@@ -112,9 +112,7 @@ def test_runs_that_do_not_fit_the_model_are_refused(byte_model: Path) -> None:
             Trainer(run, decoder, MiniPasskey(2))
 
 
-def test_the_command_line_trains_named_runs(
-    byte_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_named_runs(byte_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(
         f"profile: t\ndevice: cpu\nmodels: {{tiny: {{path: {byte_model}}}}}\n"
