@@ -62,7 +62,7 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
     angles = meta(batch, 1, dim)
     apply_rope_gpu(q, tensor(batch, kv_heads, 1, dim), angles, angles)
     silu_mul_gpu(tensor(batch, 1, 7 * heads * dim))
-    if dim == 32:
+    if (dim, dtype) == (32, torch.bfloat16):
         train_on_blocks(dtype)
 
 

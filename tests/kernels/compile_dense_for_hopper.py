@@ -84,7 +84,7 @@ def launch_all(hidden: int, ffn: int, *attention: int, pdl: bool) -> None:
         row = tensor(1, 1, hidden)
         norm_linear_gpu(row, row, tensor(hidden), 1e-6, tensor(hidden, hidden), tensor(hidden), False)
         norm_linear_gpu(row, row, tensor(hidden), 1e-6, tensor(2 * ffn, hidden), None, True)
-    for rows in (1, 4, 16, 32, 64) if hidden <= NARROW else (1, 4, 16):
+    for rows in (1, 4, 16, 32, 64)[: 5 if hidden <= NARROW else 3] if pdl else (1, 16):
         project(hidden, ffn, rows, pdl)
 
 

@@ -38,7 +38,7 @@ from longdecode.kernels.window_correction.gpu_pages import unseen_pages_gpu
 
 def launch_topk() -> None:
     """Lists in registers and through the sieve."""
-    for size, k in ((63, 16), (8192, 256), (16_384, 1024), (32_768, 3277), (524_288, 52_429)):
+    for size, k in ((63, 16), (8192, 256), (32_768, 3277), (524_288, 52_429)):
         valid = integers(1)
         topk.topk_select_gpu(meta(1, 8, size), k, valid, keep_last=1)
         topk.topk_select_gpu(meta(1, 8, size), k, valid, keep_last=1, row_k=valid)
@@ -60,13 +60,13 @@ def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
 
 
 def launch_windows(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
-    """RetroAttention's windows of 2 to 32 rows, one sequence and several, heads as a projection leaves them."""
+    """RetroAttention's windows of 4 and 32 rows, one sequence and several, heads as a projection leaves them."""
     for several in sorted({batch, 4}):
         k = meta(several, kv_heads, capacity, dim, dtype=dtype)
         bounds = PageBounds(*(meta(several, kv_heads, capacity // 16, dim, dtype=dtype) for _ in range(2)))
         indices = integers(several, kv_heads, 256)
         loaded = meta(several, kv_heads, capacity // 16, dtype=torch.int32)
-        for window in (2, 32) if batch == several == 1 else (4,):
+        for window in (32,) if batch == several == 1 else (4,):
             rows = integers(several, window)
             fused = meta(several, window, heads + 2 * kv_heads, dim, dtype=dtype).transpose(1, 2)
             angles = meta(several, window, dim)
@@ -124,7 +124,7 @@ def launch_offload(dtype: torch.dtype) -> None:
     pair = (meta(80 * 1024, 64 * 128, dtype=dtype),) * 2
     for waited in (None, arrivals):
         copy_blocks_gpu(pair, (meta(80 * 96, 64 * 128, dtype=dtype),) * 2, queue, waited)
-    for heads, dim, width in ((32, 128, 64), (2, 128, 64), (8, 64, 4), (8, 256, 64))[2 * (dtype == torch.float32) :]:
+    for heads, dim, width in ((32, 128, 64), (8, 64, 4), (8, 256, 64))[dtype == torch.float32 :]:
         near, lists, count = meta(40, 2, 96 * 64, dim, dtype=dtype), meta(40, 2, width, dtype=integer), meta(40, 2)
         waits = Arrivals(meta(40, 2, width, dtype=torch.int32), queue.sources)
         for waited in (None, waits) if heads == 32 else (waits,):
