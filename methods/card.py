@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from longdecode.engine.errors import ConfigError
 
+FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Reads YAML as ``yaml.safe_load`` does, six times as fast where libyaml is there."""
 COMMON_WINDOW = "+window"
 """Ends the name of a variant that runs with the sinks and recent tokens that others have too."""
 Family = Literal["dense", "sinks+window", "pages", "tokens", "heads", "evicting", "speculative"]
@@ -211,7 +213,7 @@ def read_card(path: Path) -> Card:
         ConfigError: the file is missing, is not YAML, or does not fit the schema.
     """
     try:
-        return Card.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return Card.model_validate(yaml.load(path.read_text(encoding="utf-8"), Loader=FAST_LOADER))
     except FileNotFoundError:
         raise ConfigError(f"{path}: the method has no card") from None
     except yaml.YAMLError as error:

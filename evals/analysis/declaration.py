@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from longdecode.engine.errors import LongDecodeError
+from longdecode.methods.card import FAST_LOADER
 
 TableName = Literal["summary", "speed", "comparisons", "measures"]
 Where = dict[str, str | int | float | list[str] | list[int]]
@@ -393,7 +394,7 @@ def load_declarations(folder: Path) -> dict[str, Declaration]:
     found = {}
     for path in sorted(folder.glob("*.yaml")):
         try:
-            found[path.stem] = Declaration.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+            found[path.stem] = Declaration.model_validate(yaml.load(path.read_text(encoding="utf-8"), FAST_LOADER))
         except (ValidationError, yaml.YAMLError) as error:
             raise DeclarationError(f"{path}: {error}") from error
     return found
