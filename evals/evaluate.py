@@ -84,7 +84,7 @@ class _Evaluation:
     def __init__(self, job: QualityJob, variants: Mapping[str, Variant]):
         self.job, self.variants = job, variants
         self.tuned_on = frozenset[str]()
-        if job.config.tuning.records:  # a run that takes no tuned values does not import this
+        if job.config.tuning.records and job.failure is None:  # other runs do not import this
             from longdecode.evals.fairness import tuned_prompts
 
             self.tuned_on = tuned_prompts(job.config, job.model, job.model_hash)

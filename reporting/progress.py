@@ -54,7 +54,9 @@ class Told:
         elif line.startswith("Nothing to be done"):
             return "nothing to do: all is up to date"
         elif self.errors and UNSAID.search(self.errors[-1]):  # Snakemake says the rest on the next line
-            self.errors[-1] += f" {line.strip()}"
+            said = f"{self.errors.pop()} {line.strip()}"
+            if not line.startswith("CalledProcessError"):
+                self.errors.append(said)
         elif SAID.match(line) and line not in self.errors:
             self.errors.append(line)
         return None

@@ -230,6 +230,7 @@ quest m context=9 budget=1 n=0 oom: too large
 Finished jobid: 0 (Rule: evaluate_mini_recall)
 3 of 3 steps (100%) done
 """
+FAILED = "ConfigError: it broke\nRuleException:\nCalledProcessError in file a, line 7:\nWorkflowError in rule b:\nOlder"
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -237,18 +238,17 @@ def test_a_run_shows_cells_done_and_ends_in_answer_warnings_and_path(
     results: Path, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = results / "snakemake.py"
-    script.write_text(f"print({LOG!r})\nprint('ConfigError: it broke')\nraise SystemExit({status})\n")
+    script.write_text(f"print({LOG + FAILED!r})\nraise SystemExit({status})\n")
     monkeypatch.setattr(running, "_command", lambda *_: [running.sys.executable, str(script)])
-    done = CliRunner().invoke(
-        app, ["run", str(results / "config.yaml"), "--cores", "2", "--config", "allow_untuned=true"]
-    )
+    asked = ["run", str(results / "config.yaml"), "--cores", "2", "--config", "allow_untuned=true"]
+    done = CliRunner().invoke(app, asked)
     lines = done.output.splitlines()
     assert done.exit_code == status and lines[2].startswith("mine ") and "GPU hours" in lines[1]
     # Four variants run on mini_recall, four on mini_book, each at one budget of one context.
     assert next(line for line in lines if line.startswith("[2/3]")).split("cells ")[1].startswith("4/8  about ")
     assert (results / "run.log").read_text().startswith("rule gate:")
     if status:
-        assert lines[-2] == "ConfigError: it broke" and lines[-1].endswith("results/mine/run.log")
+        assert lines[-3:-1] == ["ConfigError: it broke", "WorkflowError in rule b: Older"] and "/run.log" in lines[-1]
         return
     *_, row, first, second, third = lines
     assert " ".join(row.split()) == "u 32,768 quest 1024 9 90 90 +0 (-1 to +1) % within 1.50 at batch 1"

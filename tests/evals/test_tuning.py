@@ -260,7 +260,7 @@ def test_nobody_tuned_is_fair_and_ablations_stand_aside() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"suites": {"tuning": {"contexts": [512], "samples": 1}}}, r"suites\.tuning: holds the prompts"),
+        ({"suites": {"tuning": {"contexts": [512], "samples": 1}}}, r"suites\.tuning: holds prompts"),
         ({"methods": {"tidal": {"tuned": {"miniature": {}}}}}, r"methods\.tidal\.tuned"),
         ({"tuning": {"records": {"other": "x.json"}}}, r"tuning\.records: unknown model 'other'"),
         ({"tuning": {"tasks": ["mini_recall_single"]}}, "unknown tuning task 'mini_recall_single'"),
