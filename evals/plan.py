@@ -101,8 +101,10 @@ class Plan:
         self.locality = [f"{self.results}/locality.csv"] if run.locality else []
         self.declarations = sorted(str(path) for path in (root / "reporting" / "papers").glob("*.yaml"))
         self.analysis = [f"{self.results}/{name}" for name in run_config.RESULT_TABLES]
-        named = {path for model in run.models for path in self.method_files(run.methods, model)}
-        self.learned = sum(history, self.role_files) + [path for path in self.head_files if path in named]
+        # Committed results lack gates that were never kept.
+        known = "".join(path.read_text("utf-8", "replace") for path in Path(self.results).glob("manifest.txt"))
+        files = [*self.gate_files(run.methods), *sum(history, self.role_files), *self.head_files]
+        self.once_made = [path for path in files if f"  {path.removeprefix(self.results)[1:]}\n" in known]
 
     def hold_profile(self) -> None:
         """Lock the profile for as long as this process lives: two runs of one name would mix their results.

@@ -103,9 +103,7 @@ def test_published_passkeys_are_rebuilt_byte_for_byte(shared_data: Path) -> None
 
 @pytest.mark.parametrize("name", suite_tasks("passkey"))
 @pytest.mark.parametrize("context", [777, 3000])
-def test_keys_stand_at_their_depth_in_a_full_context(
-    name: str, context: int, tokenizer: TextTokenizer, seed: int
-) -> None:
+def test_keys_stand_at_their_depth_in_a_context(name: str, context: int, tokenizer: TextTokenizer, seed: int) -> None:
     task = get_task(name)
     depth = int(name.rpartition("_")[2])
     many = task.samples(context, 3, seed, tokenizer)
