@@ -104,6 +104,11 @@ class Site:
         """By run, the smallest budgets within the margin."""
         return {run.name: smallest_budgets(run) for run in self.current}
 
+    @cached_property
+    def _equal(self) -> dict[tuple[str, str, str, str], np.ndarray]:
+        """Rows of a text column that have a value, by run, table, column and value, as ``find`` comes to ask."""
+        return {}
+
     def find(self, paper: str, query: Query) -> Found | None:
         """Return the number of a paper's query from the run named after it, else from the first other that has it.
 
@@ -113,13 +118,14 @@ class Site:
             table = run.tables[query.table]
             texts = {k: v for k, v in query.where.items() if isinstance(v, str) and k in table}
             # Whole columns are compared first: a query looks at each value of what is left.
-            fits = (
-                np.logical_and.reduce([(table[k] == v).to_numpy(bool, na_value=False) for k, v in texts.items()])
-                if texts
-                else slice(None)
-            )
+            fits = np.ones(len(table), bool)
+            for k, v in texts.items():
+                key = (run.name, query.table, k, v)
+                if key not in self._equal:
+                    self._equal[key] = (table[k] == v).to_numpy(bool, na_value=False)
+                fits &= self._equal[key]
             with suppress(AmbiguousQueryError):
-                if len(rows := table[fits]) and (found := Tables({query.table: rows}).find(query)):
+                if fits.any() and (found := Tables({query.table: table[fits]}).find(query)):
                     budget = found.row["budget"]
                     words = "" if wording.missing(budget) else run.budget(found.variant, budget)
                     return replace(found, row={**found.row, "budget_words": words})

@@ -113,16 +113,16 @@ class Tables:
             QueryError: a column is unknown.
             AmbiguousQueryError: several rows fit.
         """
-        rows = self._tables.get(query.table, pd.DataFrame()) if query else pd.DataFrame()
-        if query is None or rows.empty:
+        if query is None or (rows := self._tables.get(query.table, pd.DataFrame())).empty:
             return None
         number = _NUMBERS[query.table][0]
         if unknown := sorted(set(query.where) - set(rows.columns)):
             raise QueryError(f"{query.table}.csv has no column {', '.join(unknown)}; it has {', '.join(rows.columns)}")
-        rows = rows[rows[number].notna()]
         wanted = {name: list(map(_text, x if isinstance(x, list) else [x])) for name, x in query.where.items()}
+        kept = rows[number].notna().to_numpy().nonzero()[0]  # a row of all columns is dear: they are taken once
         for name, values in wanted.items():
-            rows = rows[rows[name].map(_text).isin(values)]
+            kept = kept[rows[name].iloc[kept].map(_text).isin(values).to_numpy(bool)]
+        rows = rows.iloc[kept]
         if query.longest:
             rows = rows[rows[query.longest] == rows[query.longest].max()]
         if query.best:
