@@ -163,7 +163,7 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
 
 def _front_words(shares: pd.Series) -> str:
     """Return in how many draws a variant is on the front, from its least to its best task."""
-    return f"{shares.min():.0%} to {shares.max():.0%}" if len(shares) else ""
+    return " to ".join(dict.fromkeys(f"{share:.0%}" for share in (shares.min(), shares.max()))) if len(shares) else ""
 
 
 def row_anchor(run: str, model: str, context: int, variant: str, budget: str) -> str:
