@@ -13,7 +13,7 @@ from longdecode.reporting.site import Page, Site
 from longdecode.reporting.tradeoff import NEEDED, PLACE, Choice, choose, fastest
 
 _STATES = {
-    "proven": "within the margin on every task",
+    "proven": "within the margin on every suite",
     "open": "a loss is neither proven nor excluded",
     "none": "no faster variant is shown to be within the margin",
 }
@@ -267,7 +267,7 @@ def _pick_finding(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str
     if found.state == "none":
         return {
             "head": "Full attention stays the choice.",
-            "text": f"{where}: no variant is shown to be faster and within the margin on every task.",
+            "text": f"{where}: no variant is shown to be faster and within the margin on every suite.",
         }
     row = found.first
     variant = row.title if row.budget == REFERENCE else f"{row.title} with {int(row.budget_tokens):,} tokens"
@@ -275,7 +275,7 @@ def _pick_finding(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str
     if found.state == "proven":
         return {
             "head": f"{row.title} is the fastest within the margin.",
-            "text": f"{where}: {speed} and stays within the margin on every task.",
+            "text": f"{where}: {speed} and stays within the margin on every suite.",
         }
     low, high = found.prompts
     count = f"{low}" if low == high else f"{low} to {high}"

@@ -85,7 +85,7 @@ def answer(results: Path) -> str:
     verdicts = {f"{a} at {budget}": set(rows["verdict"]) for (a, budget), rows in beside.groupby(["a", "budget"])}
     whole = [name for name, found in verdicts.items() if found == {"within"}]
     worse = sum("worse" in found for found in verdicts.values())
-    said = f"within the margin of Full on every task: {', '.join(whole)}" if whole else "none is shown to equal Full"
+    said = f"within the margin of Full on every suite: {', '.join(whole)}" if whole else "none is shown to equal Full"
     return f"{said}; {worse} of {len(verdicts)} variants and budgets are worse on some task"
 
 

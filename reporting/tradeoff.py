@@ -211,7 +211,7 @@ def filled(spec: Spec, view: Spec, size: str = "wide") -> Spec:
 class Choice:
     """The variant to take at one model, context and batch.
 
-    ``state`` is ``proven`` (within the margin on every task), ``open`` (no loss proven, none excluded either) or
+    ``state`` is ``proven`` (within the margin on every suite), ``open`` (no loss proven, none excluded either) or
     ``none`` (every faster variant is worse on some task). ``rows`` are the chosen variant's, one a task; ``others`` are
     further candidates, each faster than the one before and with a larger loss.
     """
@@ -234,7 +234,7 @@ class Choice:
 def choose(rows: pd.DataFrame) -> Choice:
     """Choose among the variants of one place that are faster than Full.
 
-    Of those within the margin on every task, the fastest. Where there is none, of those without a proven loss whose
+    Of those within the margin on every suite, the fastest. Where there is none, of those without a proven loss whose
     intervals reach the margin, the one whose largest loss, in margins, is smallest; faster ones follow as candidates.
 
     Args:

@@ -252,7 +252,7 @@ def test_a_run_shows_cells_done_and_ends_in_answer_warnings_and_path(
         return
     *_, row, first, second, third = lines
     assert " ".join(row.split()) == "u 32,768 quest 1024 9 90 90 +0 (-1 to +1) % within 1.50 at batch 1"
-    said_of_full = "answer: within the margin of Full on every task: lychee at 1024; "
+    said_of_full = "answer: within the margin of Full on every suite: lychee at 1024; "
     assert first == said_of_full + "1 of 2 variants and budgets are worse on some task"
     assert second == "warnings: not every method is tuned; 1 cells oom; oom: too large"
     assert third == "reports/mine/index.html"
