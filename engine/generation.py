@@ -110,15 +110,13 @@ class Generator:
         Arguments and errors are those of ``decode``.
         """
         prompt.require_for(method)
-        device = self.decoder.device
-        capacity = prompt.cache.shape.capacity
+        device, capacity = self.decoder.device, prompt.cache.shape.capacity
         if capacity < (need := batch_capacity(prompt.requests, (method,))):
             raise ConfigError(f"{method.name} needs {need} slots a row, the prompt was prefilled with {capacity}")
         dense = prompt.cache if isinstance(prompt.cache, DenseCache) else None
         returned = dense.lent() if dense is not None and keep_prompt else nullcontext()
         with memory_guard(device, prompt.cache.batch, capacity), returned:
-            steps = prompt.steps
-            graph = self.wants_graph(steps)
+            steps, graph = prompt.steps, self.wants_graph(prompt.steps)
             if graph:
                 self._warm_up(prompt, method, steps, keep_prompt)
             copied = keep_prompt and dense is None

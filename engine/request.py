@@ -61,8 +61,9 @@ class Completion:
     ``forced_ids[i]`` given all before it, ``forced_greedy[i]`` whether no token was more probable.
     ``read_tokens_mean`` is the tokens read per KV head, layer and decode step; ``read_tokens_sparse`` the same over the
     KV heads that do not read everything by rule. The times are those of the whole batch, of a refilled one
-    (``engine.refill``) those of the row; ``decode_steps`` counts the steps that this row took part in (the last token
-    of a row is never fed), ``tokens_per_step`` the tokens that each of them added. Reads are per token.
+    (``engine.refill``) those of the group's prefill and of the row; ``decode_steps`` counts the steps that this row
+    took part in (the last token of a row is never fed), ``tokens_per_step`` the tokens that each of them added. Reads
+    are per token.
     ``draft_counts`` holds counts of the proposer, such as drafts kept from n-grams.
     ``top_ids`` and ``top_logprobs`` ``[N, K]`` are the likeliest tokens at the forced places, ``compared_logprobs``
     ``[N, K]`` belong to the request's ``compared_ids``; on the CPU, ``None`` where not asked for.

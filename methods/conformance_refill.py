@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
@@ -10,12 +10,12 @@ import torch
 from longdecode.engine import refill
 from longdecode.engine.errors import GateError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request
-from longdecode.engine.refill import Parts
+from longdecode.engine.refill import Part
 from longdecode.engine.sampling import Sampling
 from longdecode.methods.conformance_bench import Bench, uninitialised_memory_is_nan
 from longdecode.methods.conformance_model import SPIKES
 
-CONTINUATIONS = ((1, 3, 2), (2, 0, 9), (2, 8, 0), (1, 0, 5), (2, 0, 1))
+CONTINUATIONS = ((1, 3, 2), (2, 0, 9), (2, 8, 0), (2, 0, 5), (1, 0, 4), (2, 0, 1))
 """Prompt, tokens forced and tokens generated of each request; a long prompt follows a short one, and a short a long."""
 SAMPLING = Sampling(temperature=1.0, penalty=1.3, penalty_window=9)
 COMPARED = ("output_ids", "forced_greedy", "finish_reason", "decode_steps", "read_tokens_mean", "read_tokens_sparse")
@@ -32,8 +32,12 @@ def refilled_rows_equal_rows_alone(bench: Bench) -> None:
         compare_refilled(bench)
 
 
-def compare_refilled(bench: Bench, rows: int = 2, sampling: Sampling = SAMPLING, *, replayed: bool = False) -> None:
+def compare_refilled(
+    bench: Bench, rows: int = 3, group: int = 2, sampling: Sampling = SAMPLING, *, replayed: bool = False
+) -> None:
     """Decode requests in ``rows`` rows, with ``replayed`` from a CUDA graph, and one by one, eagerly.
+
+    Prompts are prefilled by ``group``, of which the last ends with its first token.
 
     Raises:
         GateError: tokens, log-probabilities, steps or reads differ.
@@ -43,7 +47,7 @@ def compare_refilled(bench: Bench, rows: int = 2, sampling: Sampling = SAMPLING,
     # To fill memory asks torch for deterministic ops, whose capture in a graph nobody has tried.
     with uninitialised_memory_is_nan(not replayed), _rows_are_nan_before():
         generator = Generator(bench.decoder, sampling, cuda_graph=replayed, prefill_tokens=64)
-        refilled = dict(refill.stream(generator, requests, method, rows))
+        refilled = dict(refill.stream(generator, requests, method, rows, group=group))
     alone = Generator(bench.decoder, sampling, cuda_graph=False, prefill_tokens=64)
     for index, request in enumerate(requests):
         _compare(f"request {index}", refilled[index], alone.run([request], method)[0])
@@ -74,13 +78,11 @@ def _rows_are_nan_before() -> Iterator[None]:
     """Fill a row of every part with NaN, or a number that is wrong by 1, before it is refilled, while inside."""
     copy = refill.copy_row
 
-    def poisoned(running: Parts, started: Parts, row: int) -> None:
-        for where, part in running.items():
-            one = started.get(where)
-            if isinstance(part, torch.Tensor) and isinstance(one, torch.Tensor) and one.shape != part.shape:
-                axis = next(axis for axis, size in enumerate(part.shape) if one.shape[axis] != size)
-                part.select(axis, row).copy_(_wrong(one.select(axis, 0)))
-        copy(running, started, row)
+    def poisoned(parts: Sequence[Part], row: int, at: int) -> None:
+        for _, batch, group, axis in parts:
+            if axis is not None:
+                batch.select(axis, row).copy_(_wrong(group.select(axis, at)))
+        copy(parts, row, at)
 
     setattr(refill, "copy_row", poisoned)  # noqa: B010
     try:

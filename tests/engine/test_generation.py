@@ -133,25 +133,15 @@ def test_malformed_requests_are_refused(decoder: Decoder) -> None:
     generator = Generator(decoder)
     with pytest.raises(ConfigError, match="no requests"):
         generator.prefill([])
-    for request in (Request((1, VOCAB), 1), Request((-1,), 1), Request((1,), 1, (VOCAB,))):
-        with pytest.raises(ConfigError, match=f"vocabulary of {VOCAB}"):
-            generator.prefill([request])
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"top_tokens": VOCAB + 1}, f"top_tokens is {VOCAB + 1}, not 0 to {VOCAB}"),
-        ({"top_tokens": -1}, "top_tokens is -1"),
-        ({"compared_ids": torch.tensor([[3, VOCAB]])}, f"compared_ids are outside the vocabulary of {VOCAB}"),
-        ({"compared_ids": torch.tensor([[-1]])}, "compared_ids are outside"),
-    ],
-)
-def test_tokens_to_compare_lie_in_the_vocabulary(
-    asked: dict[str, Any], words: str, decoder: Decoder, method: AttentionMethod
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Generator(decoder).run([Request((1, 2), 0, (3,), **asked)], method)
+    outside, compared = f"outside the vocabulary of {VOCAB}", [torch.tensor([[3, VOCAB]]), torch.tensor([[-1]])]
+    refused = [
+        ({"prompt_ids": (1, VOCAB)}, outside), ({"prompt_ids": (-1,)}, outside), ({"forced_ids": (VOCAB,)}, outside),
+        ({"top_tokens": VOCAB + 1}, f"top_tokens is {VOCAB + 1}, not 0 to {VOCAB}"), ({"top_tokens": -1}, "s is -1"),
+        *(({"compared_ids": ids}, f"compared_ids are {outside}") for ids in compared),
+    ]  # fmt: skip
+    for asked, words in refused:
+        with pytest.raises(ConfigError, match=words):
+            generator.prefill([replace(Request((1, 2), 0, (3,)), **asked)])
 
 
 def test_graphs_are_refused_without_cuda(decoder: Decoder) -> None:

@@ -7,14 +7,15 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from random import Random
+from weakref import WeakSet
 
 import pytest
 import torch
 
 from decoding import results
 from longdecode.engine import refill
-from longdecode.engine.errors import GateError, UnsupportedCellError
-from longdecode.engine.generation import Generator, Sampling
+from longdecode.engine.errors import ConfigError, GateError, UnsupportedCellError
+from longdecode.engine.generation import Generator, Prompt, Request, Sampling
 from longdecode.kernels import dispatch
 from longdecode.kernels.silu_mul import gpu as silu_mul_gpu
 from longdecode.methods import conformance, conformance_bench, conformance_model
@@ -74,15 +75,30 @@ def test_on_cpu_along_the_paths_of_a_device(name: str, few_layers: None, monkeyp
 def test_three_rows_are_refilled_in_float32(name: str, few_layers: None) -> None:
     bench = make_bench(name, "cpu", {}, dtype=torch.float32, seed=SEED)
     with pytest.raises(UnsupportedCellError, match="drafts are due") if bench.method.draft else nullcontext():
-        compare_refilled(bench, 3, Sampling())
+        compare_refilled(bench, sampling=Sampling())
 
 
-def test_a_refilled_row_depends_on_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refilled_row_depends_on_its_own_group(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench("full", "cpu", {}, dtype=torch.float32, seed=SEED)
-    compare_refilled(bench, rows=9)
-    given = Generator(bench.decoder, SAMPLING), requests_of(bench), bench.method, 2
-    every, some = dict(refill.stream(*given)), dict(refill.stream(*given, wanted=[4, 1]))
+    for sizes in ((2, 1), (9, 4)):
+        compare_refilled(bench, *sizes)
+    prefill, groups, caches = Generator.prefill_for, [], WeakSet()
+
+    def watched(self: Generator, requests: list[Request], *rest) -> Prompt:
+        assert len(caches) <= 1, "a group is freed before the next is prefilled"
+        groups.append([request.seed for request in requests])
+        caches.add((prompt := prefill(self, requests, *rest)).cache)
+        return prompt
+
+    monkeypatch.setattr(Generator, "prefill_for", watched)
+    generator, requests = Generator(bench.decoder, SAMPLING), requests_of(bench)
+    asked = (requests, None), (requests, [4, 1]), (requests[5:] * 5, None)
+    every, some, over = (dict(refill.stream(generator, of, bench.method, 3, wanted, 2)) for of, wanted in asked)
     assert results([*some.values()]) == results([every[index] for index in some]) and sorted(some) == [1, 4]
+    assert groups[1:4] + groups[5:7] == [[0, 1], [2, 3], [4, 5], [0, 1], [4, 5]]
+    assert [one.output_ids for one in over.values()] == [every[5].output_ids] * 5
+    with pytest.raises(ConfigError, match="2 rows and groups of 2"):
+        next(refill.stream(generator, requests, bench.method, 2, group=2))
     monkeypatch.setattr(bench.method, "after_step", lambda state: state.method_state["clock"].add_(1))
     kinds = {"a Random is": Random, "shared by": lambda n: torch.zeros(1), "no row": lambda n: torch.zeros(2 * n)}
     for words, make in kinds.items():
@@ -133,9 +149,7 @@ def test_the_gate_compares_the_kernels_in_force_with_their_definitions(name: str
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
-def test_the_gate_catches_a_kernel_that_is_a_little_wrong(
-    triton_in_force: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gate_catches_a_kernel_a_little_wrong(triton_in_force: None, monkeypatch: pytest.MonkeyPatch) -> None:
     right = silu_mul_gpu.silu_mul_gpu
     monkeypatch.setattr(silu_mul_gpu, "silu_mul_gpu", lambda x: right(x) * 1.01)
     with pytest.raises(GateError, match="kernels in force"):
@@ -174,14 +188,9 @@ def test_layers_of_streaming_that_keep_everything() -> None:
 def test_the_device_and_the_host_agree_to_the_token(share: float) -> None:
     method = get_method("quest").from_budget(256, CONFIG, share=share)
     lengths = torch.tensor([*range(1, 9000), 131_072, 1 << 28])
-    assert method.growth is not None and method.growth.of(lengths).tolist() == [
-        method.budget_at(n) for n in lengths.tolist()
-    ]
+    assert method.growth.of(lengths).tolist() == [method.budget_at(n) for n in lengths.tolist()]
     # Decimal shares are exact: 0.15 of 2,000 tokens is 300, also where the binary product is a little less.
     assert method.budget_at(20_000) == pytest.approx(share * 20_000, abs=1)
     assert get_method("quest").from_budget(256, CONFIG, share=0.15).budget_at(2_000) == 300
-
-
-def test_a_share_of_next_to_nothing_leaves_the_floor() -> None:
-    method = get_method("quest").from_budget(256, CONFIG, share=1e-300)
-    assert method.growth is not None and method.growth.of(torch.tensor([1 << 28])).tolist() == [256]
+    # A share of next to nothing leaves the floor.
+    assert get_method("quest").from_budget(256, CONFIG, share=1e-300).growth.of(lengths[-1:]).tolist() == [256]
