@@ -39,7 +39,7 @@ def evaluate_suite(
     """Run every cell of some variants on one model and suite and write their records.
 
     A killed run resumes: records on disk are kept where their fingerprint is today's. Batches have a fixed composition,
-    or, where they are refilled, fixed shapes in which a row depends on its own prompt: the records are those of an
+    or, where they are refilled, fixed groups of prompts on which a row depends: the records are those of an
     uninterrupted run. A cell that cannot run ends as a status; the others go on.
 
     Args:

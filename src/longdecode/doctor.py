@@ -48,8 +48,8 @@ def _torch() -> Iterator[tuple[str, bool, str]]:
         yield "gpu", True, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB"
     else:
         yield "gpu", False, "none that torch sees: kernels run as plain torch on the CPU, and times are the CPU's"
-    found = bool(importlib.util.find_spec("triton"))
-    yield "triton", found, metadata.version("triton") if found else "not installed: needed on a GPU alone"
+    names = metadata.packages_distributions().get("triton")  # torch's own builds call it pytorch-triton
+    yield "triton", bool(names), metadata.version(names[0]) if names else "not installed: needed on a GPU alone"
 
 
 def _sandbox() -> str:
