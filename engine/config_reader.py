@@ -28,8 +28,6 @@ BUILT_MODELS = (
     "qwen2.5-coder-1.5b-yarn",
 )  # fmt: skip
 """Names of the models that ``models.build`` makes; ``models/sources.py`` says of what."""
-MINIATURE_SEED = re.compile(r"miniature-seed([0-9]+)")
-"""Names of further miniatures, each trained from a seed of its own."""
 _HUB_FILES = ["*.safetensors", "*.json", *PROMPT_FILES]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -64,7 +62,7 @@ def cache_root() -> Path:
 
 def built_model(name: str) -> Path | None:
     """Return where a built model lies, present or not, or ``None`` where ``name`` is no built model."""
-    return cache_root() / name if name in BUILT_MODELS or MINIATURE_SEED.fullmatch(name) else None
+    return cache_root() / name if name in BUILT_MODELS else None
 
 
 def prompt_files(checkpoint: Path) -> list[Path]:

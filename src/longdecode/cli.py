@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,8 +24,6 @@ app.add_typer(data_app, name="data")
 console = Console(highlight=False, width=None if sys.stdout and sys.stdout.isatty() else 180)
 
 CORES = os.cpu_count() or 1
-Profile = Annotated[str, typer.Argument(help="A configuration file, or a profile of config/.")]
-Cores = Annotated[int, typer.Option(min=1, help="Cores that jobs may use.")]
 
 
 def tokens_of(text: str) -> int:
@@ -59,7 +56,6 @@ def listed(kind: Callable[[str], Any], words: str, help_: str) -> Any:
 
 
 MODEL = typer.Option(help="A checkpoint's folder or hub id.")
-Model = Annotated[str, MODEL]
 Out = Annotated[Path | None, typer.Option(help="The configuration that is written; named after the model if left out.")]
 Methods = Annotated[Any, listed(str, "NAMES", "Methods beside full.")]
 Suites = Annotated[Any, listed(str, "NAMES", "Suites; longbench_prompt is one under its other protocol.")]
@@ -114,8 +110,16 @@ def new_method(
 
 
 @app.command()
+def demo() -> None:
+    """Answer look-ups on the miniature with five methods: what each reads and still gets right. A minute on a CPU."""
+    from longdecode.demo import COLUMNS, demonstrated
+
+    show(console, COLUMNS, list(demonstrated()))
+
+
+@app.command()
 def init(
-    model: Model,
+    model: Annotated[str, MODEL],
     out: Out = None,
     methods: Methods = METHODS,
     suite: Suites = SUITES,
@@ -133,8 +137,8 @@ def init(
 @app.command()
 def run(
     typed: typer.Context,
-    profile: Profile = "demo",
-    cores: Cores = CORES,
+    profile: Annotated[str, typer.Argument(help="A configuration file, or a profile of config/.")] = "demo",
+    cores: Annotated[int, typer.Option(min=1, help="Cores that jobs may use.")] = CORES,
     target: Annotated[str, typer.Option(help="A target of the workflow: gates, scores, times, tune, all.")] = "all",
     config: Annotated[list[str] | None, typer.Option(help="KEY=VALUE over the file's, as snakemake --config.")] = None,
     model: Annotated[str | None, MODEL] = None,
@@ -218,10 +222,7 @@ def compare(
 
 
 @app.command()
-def report(
-    profile: Annotated[str, typer.Argument(help="A run; the site over all of results/ if left out.")] = "",
-    open_it: Annotated[bool, typer.Option("--open", help="Open the site in a browser.")] = False,
-) -> None:
+def report(profile: Annotated[str, typer.Argument(help="A run; the site over all runs if left out.")] = "") -> None:
     """Print where a run's site is; build it first if it is missing."""
     name = name_of(profile) if profile else ""
     results, page = Path("results", name), Path("reports", name, "index.html")
@@ -232,8 +233,6 @@ def report(
 
         (build if name else build_all)(results, page.parent)
     console.print(str(page))
-    if open_it:
-        webbrowser.open(page.resolve().as_uri())
 
 
 @app.command()

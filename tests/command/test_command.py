@@ -292,7 +292,7 @@ def test_what_ends_the_command_ends_the_workflow(place: Path) -> None:
     assert not (place / "ended").exists()
 
 
-def test_generate_reads_what_the_budget_allows() -> None:
+def test_generate_reads_what_the_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     import longdecode
 
     prompts = ["Once upon a time. " * 60, "Once upon"]
@@ -306,6 +306,8 @@ def test_generate_reads_what_the_budget_allows() -> None:
             longdecode.generate(MINIATURE, texts, method="quest", budget=budget)
     with pytest.raises(AttributeError):
         longdecode.nothing  # noqa: B018
+    monkeypatch.setattr("longdecode.demo.PROMPTS", 1)
+    assert ["4 of 4" in line for line in said("demo").splitlines()[1:3]] == [True, False]
 
 
 @pytest.mark.slow

@@ -109,16 +109,6 @@ use rule built_model as miniature_train with:
         depends=PLAN.folder_hash("training/miniature"),
 
 
-use rule miniature_train as miniature_seed with:
-    """Train one more miniature from another seed, to 8,192 tokens (a GPU; some two minutes on an H200): a model `{path: miniature-seed1}` asks for it."""
-    input:
-        plan=str(ROOT / "training" / "miniature" / "curriculum-8k.yaml"),
-    output:
-        f"{cache_root()}/miniature-seed{{seed,[0-9]+}}/model.safetensors",
-    log:
-        "results/miniature/logs/seed{seed}.log",
-
-
 use rule miniature_train as smollm2_train with:
     """Train the long-context adaptor anew (six minutes of an H200, 90 GB); a killed run goes on from its last checkpoint."""
     input:
