@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from longdecode.engine.errors import ConfigError, unknown_name
 from longdecode.engine.plugins import PluginRoom
 
 T = TypeVar("T")
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 _REFUSED = "refused"
 _MOST_SHOWN = 400
 MOST_NODES, MOST_LEVELS = 200_000, 50
@@ -128,7 +130,7 @@ def read(kind: type[T], values: Any, source: str, context: Mapping[str, Any] | N
     Raises:
         ConfigError: a value is wrong; the message gives file, key, value, and the nearest valid name where it is one.
     """
-    adapter = TypeAdapter(kind)
+    adapter = _adapter(kind)
     try:
         return adapter.validate_python(values, context=dict(context or {}))
     except ValidationError as raised:

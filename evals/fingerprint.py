@@ -181,7 +181,7 @@ def hash_files(files: Iterable[Path], root: Path) -> str:
     # Tuning records, roles and draft heads that ship name checkpoints by this hash: its form stays.
     digest = hashlib.sha256()
     for path in sorted(path for path in files if path.is_file()):
-        digest.update(f"{path.relative_to(root).as_posix()}\0{_content(path, *_version(path))}\n".encode())
+        digest.update(f"{path.relative_to(root).as_posix()}\0{_content(path, *_version(path))[0]}\n".encode())
     return digest.hexdigest()
 
 
@@ -216,34 +216,45 @@ def _data_of(module: Path) -> set[Path]:
 
 
 def _version(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
+    return (status := path.stat()).st_mtime_ns, status.st_size
 
 
 @functools.lru_cache(maxsize=4096)
-def _content(path: Path, *version: int) -> str:
-    """Return a hash of a file; of Python, its code as parsed, without docstrings, alike in every version of Python."""
-    if path.suffix != ".py":
-        with path.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-    tree = _WithoutTexts().visit(ast.parse(path.read_bytes(), str(path)))
-    return hash_texts([_told(tree)])
+def _content(path: Path, *version: int) -> tuple[str, frozenset[str]]:
+    """Return a hash of a file, and of Python what may be names of modules that it imports.
+
+    Python counts as it is parsed, without docstrings, alike in every version of Python.
+    """
+    names = set[str]()
+    with path.open("rb") as handle:
+        if path.suffix != ".py":
+            return hashlib.file_digest(handle, "sha256").hexdigest(), frozenset()
+        return hash_texts([_told(ast.parse(handle.read(), str(path)), path, names)]), frozenset(names)
 
 
-def _told(node: object) -> str:
-    """Write a syntax tree; ``ast.dump`` and ``ast.unparse`` write the same tree otherwise in each version of Python."""
-    if isinstance(node, ast.AST):
-        fields = (f"{name}={_told(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))
-        return f"{type(node).__name__}({', '.join(fields)})"
-    return f"[{', '.join(map(_told, node))}]" if isinstance(node, list) else repr(node)
+def _told(node: object, path: Path, names: set[str]) -> str:
+    """Write a syntax tree without statements that are a text, docstrings among them; collect what it imports.
+
+    ``ast.dump`` and ``ast.unparse`` write the same tree otherwise in each version of Python.
+    """
+    if isinstance(node, list):
+        return f"[{', '.join([_told(entry, path, names) for entry in node if not _is_text(entry)])}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.Import):
+        names.update(alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        if node.level or not node.module:
+            raise ValueError(f"{path}:{node.lineno}: a relative import; this project writes them out")
+        names.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{PACKAGE}."):
+        names.add(node.value)
+    told = ((name, _told(getattr(node, name, None), path, names)) for name in node._fields)
+    return f"{type(node).__name__}({', '.join([f'{name}={t}' for name, t in told if t not in ('None', '[]')])})"
 
 
-class _WithoutTexts(ast.NodeTransformer):
-    """Drops statements that are a text: docstrings, of whatever stands before them."""
-
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if is_text else node
+def _is_text(node: object) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -253,15 +264,6 @@ def _reached(path: Path, root: Path, *version: int) -> frozenset[Path]:
     ``from a import b`` may import ``a`` and ``a.b``. A package below a room brings all of its modules: an op's
     ``gpu.py`` is imported by a name that is put together.
     """
-    names = set[str]()
-    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            if node.level or not node.module:
-                raise ValueError(f"{path}:{node.lineno}: a relative import; this project writes them out")
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{PACKAGE}."):
-            names.add(node.value)
     beside = path.parent.glob("*.py") if path.name == "__init__.py" and path.parents[1] != root else ()
-    return frozenset(_data_of(path)).union(beside, *(_module_files(name, root) for name in names - BOOKKEEPING))
+    names = _content(path, *version)[1] - BOOKKEEPING
+    return frozenset(_data_of(path)).union(beside, *(_module_files(name, root) for name in names))
