@@ -18,13 +18,9 @@ Command = Callable[..., list[str]]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """This environment less what only the tests' own process should see, with no GPU to find."""
-    return _environment()
-
-
-def _environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PYTEST_CURRENT_TEST")}
     return kept | {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -50,12 +46,11 @@ def command(tmp_path: Path) -> Command:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[subprocess.Popen[str]]:
-    """A process that starts Snakemake in a second instead of five."""
-    script = Path(__file__).with_name("warm_snakemake.py")
-    with subprocess.Popen(
-        [sys.executable, script], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()
-    ) as process:
+def server(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that starts Snakemake in a second instead of five, and its jobs at once."""
+    asked = [sys.executable, "-u", Path(__file__).with_name("warm_snakemake.py")]
+    pipe, own = subprocess.PIPE, {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(asked, text=True, stdin=pipe, stdout=pipe, env=environment | own) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
@@ -86,13 +81,10 @@ def write_config(tmp_path: Path) -> Callable[..., Path]:
 
     def write(name: str = "run.yaml", **changes: Any) -> Path:
         values: dict[str, Any] = {
-            "profile": "trial",
-            "device": "cpu",
-            "models": {"random": {"path": "models/miniature/weights"}},
-            "methods": {"full": {}, "quest": {}},
-            "budgets": [0.25, 0.5],
+            "profile": "trial", "device": "cpu", "models": {"random": {"path": "models/miniature/weights"}},
+            "methods": {"full": {}, "quest": {}}, "budgets": [0.25, 0.5],
             "suites": {"mini_recall": {"contexts": [1024], "samples": 4, "batch": 1, "tasks": ["mini_recall_single"]}},
-        }
+        }  # fmt: skip
         path = tmp_path / name
         path.write_text(yaml.safe_dump(values | changes, sort_keys=False))
         return path

@@ -20,33 +20,20 @@ pytestmark = pytest.mark.slow
 NUMBERS = ["variant", "budget", "sample_index", "prompt_sha256", "output_sha256", "score"]
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path, poison: None) -> Path:
-    """A small random model with the miniature's tokenizer, slow enough to be killed at work."""
-    shape = MiniatureShape(hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4)
-    folder = tmp_path / "checkpoint"
-    save_checkpoint(Miniature(shape, compiled=False), folder)
-    return folder
-
-
-def journal_lines(folder: Path) -> int:
-    """Whole lines in all journals below a folder."""
-    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("*.jsonl"))
-
-
 def test_twice_killed_run_ends_with_the_same_numbers(
-    command: Any, environment: dict[str, str], snakemake: Any, write_config: Any, tmp_path: Path, checkpoint: Path
+    command: Any, environment: dict[str, str], snakemake: Any, write_config: Any, tmp_path: Path
 ) -> None:
     """First kill: the workflow and its jobs. Second: the workflow alone, whose orphaned job the third run waits for."""
-    path = str(write_config(models={"random": {"path": str(checkpoint)}}, budgets=[0.25]))
-    journals = tmp_path / "results" / "trial" / "journal"
-    log_path = tmp_path / "killed.log"
+    shape = MiniatureShape(hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4)
+    save_checkpoint(Miniature(shape, compiled=False), tmp_path / "checkpoint")
+    path = str(write_config(models={"random": {"path": str(tmp_path / "checkpoint")}}, budgets=[0.25]))
+    journals, log_path = tmp_path / "results" / "trial" / "journal", tmp_path / "killed.log"
     for lines, kill in ((1, os.killpg), (3, os.kill)):
         with log_path.open("wb") as log:
             arguments = command("--configfile", path, "--", "scores")
             process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment, start_new_session=True)
             deadline = time.monotonic() + 300
-            while journal_lines(journals) < lines:
+            while sum(path.read_bytes().count(b"\n") for path in journals.rglob("*.jsonl")) < lines:
                 assert process.poll() is None and time.monotonic() < deadline, log_path.read_text()
                 time.sleep(0.02)
             kill(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Runs Snakemake's command line in forks of one process that has imported it, the methods, and hashed their code.
+"""Runs Snakemake's command line, and its jobs, in forks of one process that has imported both and hashed the code.
 
 Reads one JSON object a line, ``arguments``, ``environment`` and ``log``, and answers with the exit status of each.
 """
@@ -13,7 +13,10 @@ from pathlib import Path
 
 import snakemake.cli  # noqa: F401 (imported for the forks)
 import yaml
+from snakemake.benchmark import BenchmarkRecord, benchmarked
+from snakemake.script import PythonScript
 
+import longdecode.evals.evaluate  # noqa: F401
 from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import build_run_config
 
@@ -41,9 +44,22 @@ def run(arguments: list[str], environment: dict[str, str]) -> None:
     runpy.run_module("snakemake", run_name="__main__", alter_sys=True)
 
 
+def run_job(script: PythonScript, path: str, edit: bool = False) -> None:
+    """Run a job's script in a fork, where Snakemake starts Python."""
+    if not (job := os.fork()):
+        try:
+            runpy.run_path(path, run_name="__main__")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    with benchmarked(job, script.bench_record or BenchmarkRecord()):
+        assert os.waitpid(job, 0)[1] == 0, f"{path} failed"
+
+
 def main() -> None:
     """Serve until the input ends."""
     warm()
+    setattr(PythonScript, "execute_script", run_job)  # noqa: B010
     for line in sys.stdin:
         asked = json.loads(line)
         child = os.fork()
