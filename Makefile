@@ -130,7 +130,6 @@ $(STAMP): requirements.lock
 	@command -v uv >/dev/null 2>&1 && uv pip install -q --python $(BIN)/python -r $(VENV)/rest.lock \
 		|| printf '%s\n' 0 1 | xargs -P 2 -I % $(PIP) --no-deps -r $(VENV)/rest.%.lock
 	@$(BIN)/python -c 'import torch._dynamo, transformers, scipy.stats, snakemake.cli' 2>/dev/null & \
-		$(PIP) "$(shell grep '^torch==' requirements.lock)" -r $(VENV)/rest.lock \
-		&& $(PIP) --no-deps --no-build-isolation -e . && wait
+		$(PIP) --no-build-isolation "$(shell grep '^torch==' requirements.lock)" -r $(VENV)/rest.lock -e . && wait
 	@rm -f $(VENV)/.installed-*
 	@touch $@

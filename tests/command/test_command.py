@@ -244,8 +244,8 @@ def test_a_run_shows_cells_done_and_ends_in_answer_warnings_and_path(
     done = CliRunner().invoke(app, asked)
     lines = done.output.splitlines()
     assert done.exit_code == status and lines[2].startswith("mine ") and "GPU hours" in lines[1]
-    # Four variants run on mini_recall, four on mini_book, each at one budget of one context.
-    assert next(line for line in lines if line.startswith("[2/3]")).split("cells ")[1].startswith("4/8  about ")
+    # Four variants run on mini_recall, two on mini_book, each at one budget of one context.
+    assert next(line for line in lines if line.startswith("[2/3]")).split("cells ")[1].startswith("2/6  about ")
     assert (results / "run.log").read_text().startswith("rule gate:")
     if status:
         assert lines[-3:-1] == ["ConfigError: it broke", "WorkflowError in rule b: Older"] and "/run.log" in lines[-1]
