@@ -17,9 +17,8 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import Observed, PrefillObserver, PrefillState
 from longdecode.engine.rope import RopeTable
 from longdecode.engine.token_block import BlockHeads, Piece, Stream, TokenBlock
-from longdecode.kernels.add_rms_norm import add_rms_norm
 from longdecode.kernels.linear import linear, norm_linear
-from longdecode.kernels.rms_norm import rms_norm
+from longdecode.kernels.rms_norm import add_rms_norm, rms_norm
 from longdecode.kernels.rope import rotate
 
 

@@ -18,7 +18,7 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.token_block import BlockHeads, read_tokens, write_tokens
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
-from longdecode.kernels.rope_append import rope_append
+from longdecode.kernels.rope import rope_append
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 
 
@@ -382,7 +382,7 @@ def store_heads(
     heads: BlockHeads, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, bounds: PageBounds | None = None,
     page_size: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Rotate a block's heads and store its keys and values in one launch; see ``kernels.rope_append``."""
+    """Rotate a block's heads and store its keys and values in one launch; see ``kernels.rope``."""
     return rope_append(
         heads.q, heads.k, heads.v, heads.cos, heads.sin, k_cache, v_cache, slot_mapping,
         q_norm=heads.q_norm, k_norm=heads.k_norm, eps=heads.eps, bounds=bounds, page_size=page_size,

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import ConfigError
-from longdecode.kernels.argmax import argmax
-from longdecode.kernels.draw import DrawRule, Noise, draw, gumbel_noise, penalised, uniform_noise
+from longdecode.kernels.draw import DrawRule, Noise, argmax, draw, gumbel_noise, penalised, uniform_noise
 
 __all__ = ["Sampling", "filtered_logits", "gumbel_noise", "penalised", "uniform_noise"]
 

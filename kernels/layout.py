@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+GROUP_REDUCTIONS = ("max", "sum", "mean")
+
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype sums run in: float64 for float64 inputs, float32 for everything narrower."""
@@ -28,6 +30,28 @@ def fold_group(q: Tensor, num_kv_heads: int) -> Tensor:
     if heads % num_kv_heads:
         raise ValueError(f"{heads} query heads cannot share {num_kv_heads} KV heads evenly")
     return q.reshape(batch, num_kv_heads, heads // num_kv_heads * rows, dim)
+
+
+def group_reduce(scores: Tensor, num_kv_heads: int, how: str) -> Tensor:
+    """Reduce the scores of the query heads that share a KV head.
+
+    Args:
+        scores: ``[B, Hq, N]``.
+        num_kv_heads: ``Hkv``, a divisor of ``Hq``.
+        how: ``max``, ``sum`` or ``mean``.
+
+    Returns:
+        ``[B, Hkv, N]`` in the scores' dtype.
+
+    Raises:
+        ValueError: ``how`` is none of the three, or ``Hq`` is no multiple of ``Hkv``.
+    """
+    if how not in GROUP_REDUCTIONS:
+        raise ValueError(f"group reduction {how!r} is none of {', '.join(GROUP_REDUCTIONS)}")
+    grouped = fold_group(scores[:, :, None], num_kv_heads)
+    if how == "max":
+        return grouped.amax(dim=2)
+    return grouped.sum(dim=2) if how == "sum" else grouped.mean(dim=2)
 
 
 def before(lengths: Tensor, size: int) -> Tensor:

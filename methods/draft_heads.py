@@ -16,8 +16,8 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import CheckpointError, ConfigError, DataUnavailableError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import model_hash
-from longdecode.kernels.add_rms_norm import add_rms_norm
 from longdecode.kernels.linear import linear
+from longdecode.kernels.rms_norm import add_rms_norm
 
 Kind = Literal["chained", "medusa"]
 INIT_STD = 0.02

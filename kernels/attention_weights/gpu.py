@@ -10,9 +10,8 @@ from torch import Tensor
 
 from longdecode.kernels.decode_attention.block import visible_slots
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
-from longdecode.kernels.group_reduce.naive import GROUP_REDUCTIONS
-from longdecode.kernels.group_reduce.rows import load_keys
-from longdecode.kernels.layout import check_block, needs_upcast
+from longdecode.kernels.layout import GROUP_REDUCTIONS, check_block, needs_upcast
+from longdecode.kernels.score_rows import load_keys
 from longdecode.kernels.split_kv import LOG2E
 
 _LOG2E = tl.constexpr(LOG2E)

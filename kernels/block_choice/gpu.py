@@ -9,10 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.block_choice.naive import BlockShares
-from longdecode.kernels.group_reduce.rows import check_group, choose_score_launch, load_keys
 from longdecode.kernels.layout import needs_upcast
 from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 from longdecode.kernels.pooled_keys.naive import Pooling
+from longdecode.kernels.score_rows import check_group, choose_score_launch, load_keys
 from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, order_keys
 from longdecode.kernels.topk_select.search import VECTOR, bisect
 from longdecode.kernels.topk_select.sieve import warp_of

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.draw import noise as keyed
+from longdecode.kernels.draw import naive as keyed
 from longdecode.kernels.draw.naive import DrawRule, Noise
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 

@@ -1,16 +1,16 @@
-"""The projections of a decode step: few rows against a weight that is read once."""
+"""The projections of a decode step, few rows against a weight that is read once, and the gate of a SwiGLU layer."""
 
 from torch import Tensor
 
-from longdecode.kernels.add_rms_norm import add_rms_norm
 from longdecode.kernels.dispatch import op, use_triton
 from longdecode.kernels.linear import naive
-from longdecode.kernels.linear.launch import fuses_norm
+from longdecode.kernels.rms_norm import add_rms_norm
 
-__all__ = ["gated_linear", "linear", "norm_linear"]
+__all__ = ["gated_linear", "linear", "norm_linear", "silu_mul"]
 
 linear = op(naive.linear)
 gated_linear = op(naive.gated_linear)
+silu_mul = op(naive.silu_mul, gpu="silu_gpu")
 
 
 def norm_linear(
@@ -30,10 +30,12 @@ def norm_linear(
     forbids that.
     """
     rows = residual.numel() // residual.shape[-1]
-    if not keep_normed and use_triton(residual) and fuses_norm(residual.shape[-1], rows, residual.dtype):
+    if not keep_normed and use_triton(residual):
         # Triton is installed where it can run; elsewhere this module must still import.
+        from longdecode.kernels.linear.launch import fuses_norm
         from longdecode.kernels.linear.norm_gpu import norm_linear_gpu
 
-        return *norm_linear_gpu(delta, residual, norm, eps, weight, bias, gated), None
+        if fuses_norm(residual.shape[-1], rows, residual.dtype):
+            return *norm_linear_gpu(delta, residual, norm, eps, weight, bias, gated), None
     normed, total = add_rms_norm(delta, residual, norm, eps)
     return gated_linear(normed, weight) if gated else linear(normed, weight, bias), total, normed

@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.layout import needs_upcast
+from longdecode.kernels.linear import silu_mul
 from longdecode.kernels.linear.launch import Launch, choose_launch
 from longdecode.kernels.multiprocessors import shared_limit
 from longdecode.kernels.overlap import let_next_start, overlap_settings
-from longdecode.kernels.silu_mul import silu_mul
 from longdecode.kernels.split_kv import arrival_counters
 
 

@@ -1,12 +1,12 @@
-"""Projections in plain torch."""
+"""Projections and their gate in plain torch."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from longdecode.kernels.add_rms_norm.naive import add_rms_norm
-from longdecode.kernels.silu_mul.naive import silu_mul
+from longdecode.kernels.layout import accumulator
+from longdecode.kernels.rms_norm.naive import add_rms_norm
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -21,6 +21,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         ``[..., N]`` in ``x``'s dtype.
     """
     return F.linear(x, weight, bias)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Multiply the second half by the SiLU of the first: ``g * sigmoid(g) * u``.
+
+    Moves ``3 * F`` elements a row.
+
+    Args:
+        gate_up: ``[..., 2F]``, the gate's ``F`` channels before the ``F`` up channels; products are taken in float32
+            (float64 for float64).
+
+    Returns:
+        ``[..., F]`` in the input's dtype.
+
+    Source: Shazeer 2020 (arXiv 2002.05202), equation 5 (SwiGLU with beta 1).
+    """
+    gate, up = gate_up.to(accumulator(gate_up.dtype)).chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
 
 
 def gated_linear(x: Tensor, gate_up: Tensor) -> Tensor:

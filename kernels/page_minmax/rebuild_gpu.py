@@ -9,8 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
-from longdecode.kernels.page_minmax.naive import PageBounds
-from longdecode.kernels.page_minmax.rebuild import touched_pages
+from longdecode.kernels.page_minmax.naive import PageBounds, touched_pages
 
 
 @triton.jit

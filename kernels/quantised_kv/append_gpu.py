@@ -12,7 +12,7 @@ from longdecode.kernels.multiprocessors import power_of_two
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.quantised_kv.naive import GROUP, LISTED_V_BLOCK, RECENT, Fp8Layer, Int4Layer
-from longdecode.kernels.rope_append.gpu import norm_rope, widen
+from longdecode.kernels.rope.append_gpu import norm_rope, widen
 
 
 @triton.jit

@@ -8,15 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.group_reduce.rows import (
+from longdecode.kernels.layout import needs_upcast
+from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
+from longdecode.kernels.score_rows import (
     ScoreLaunch,
     check_group,
     choose_score_launch,
     load_keys,
     reduce_rows,
 )
-from longdecode.kernels.layout import needs_upcast
-from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 
 
 def choose_launch(size: int, lists: int, dim: int, dtype: torch.dtype, device: torch.device) -> ScoreLaunch:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdecode.kernels.group_reduce import group_reduce
-from longdecode.kernels.layout import accumulator, before, fold_group, on_host
+from longdecode.kernels.layout import accumulator, before, fold_group, group_reduce, on_host
 
 
 def token_logits(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.page_minmax import PageBounds
-from longdecode.kernels.page_minmax.rebuild import touched_pages
+from longdecode.kernels.page_minmax.naive import touched_pages
 
 
 @triton.jit

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from longdecode.kernels.merge_attention import merge_attention
-from longdecode.kernels.page_minmax.naive import PageBounds
-from longdecode.kernels.page_minmax.rebuild import rebuild_page_minmax
-from longdecode.kernels.rope_append.naive import rope_append
+from longdecode.kernels.page_minmax.naive import PageBounds, rebuild_page_minmax
+from longdecode.kernels.rope.naive import rope_append
 from longdecode.kernels.sparse_decode_attention.naive import sparse_decode_attention
 
 

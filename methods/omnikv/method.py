@@ -13,7 +13,7 @@ from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
-from longdecode.kernels.group_reduce import group_reduce
+from longdecode.kernels.layout import group_reduce
 from longdecode.kernels.token_score import token_logits, token_probabilities
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod

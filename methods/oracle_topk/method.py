@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdecode.engine.attention import Selection, Traffic
 from longdecode.engine.decode_state import DecodeState
-from longdecode.kernels.group_reduce import group_reduce
+from longdecode.kernels.layout import group_reduce
 from longdecode.kernels.token_score import token_probabilities
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod

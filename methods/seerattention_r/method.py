@@ -15,7 +15,7 @@ from longdecode.engine.kv_cache import DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.layout import accumulator
-from longdecode.kernels.page_minmax.rebuild import touched_pages
+from longdecode.kernels.page_minmax.naive import touched_pages
 from longdecode.kernels.rope import rotate
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod

@@ -12,6 +12,7 @@ from torch import Tensor
 from longdecode.kernels.attention_weights.gpu import attention_weights_gpu
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 from longdecode.kernels.eviction.gpu import choose_victims_gpu
+from longdecode.kernels.linear.silu_gpu import silu_mul_gpu
 from longdecode.kernels.page_minmax.gpu import build_page_minmax_gpu
 from longdecode.kernels.page_score.gpu import page_score_gpu
 from longdecode.kernels.quantised_kv import new_fp8, new_int4
@@ -20,7 +21,6 @@ from longdecode.kernels.quantised_kv.fp8_gpu import attend_fp8_gpu
 from longdecode.kernels.quantised_kv.int4_gpu import attend_int4_gpu
 from longdecode.kernels.rms_norm.gpu import rms_norm_gpu
 from longdecode.kernels.rope.gpu import apply_rope_gpu
-from longdecode.kernels.silu_mul.gpu import silu_mul_gpu
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 from longdecode.kernels.sparse_training_attention.gpu import sparse_training_attention_gpu
 

@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from compile_only import Binary, check, integers, meta, spills
 
-from longdecode.kernels.add_rms_norm import gpu as add_rms_norm
 from longdecode.kernels.linear.gpu import gated_linear_gpu, linear_gpu
 from longdecode.kernels.linear.launch import NARROW, choose_launch
 from longdecode.kernels.linear.norm_gpu import norm_linear_gpu
 from longdecode.kernels.page_minmax import PageBounds
-from longdecode.kernels.rope_append import gpu as rope_append
+from longdecode.kernels.rms_norm import add_gpu as add_rms_norm
+from longdecode.kernels.rope import append_gpu as rope_append
 
 # hidden, feed-forward, query heads, KV heads, head dimension, capacity
 SHAPES = {

@@ -15,10 +15,10 @@ from longdecode.kernels.block_residency.slots_gpu import values_in_slots_gpu
 from longdecode.kernels.block_score.gpu import block_scores_gpu
 from longdecode.kernels.chunk_residency import ChunkResidents
 from longdecode.kernels.chunk_residency.gpu import claim_chunks_gpu
-from longdecode.kernels.group_reduce import GROUP_REDUCTIONS
 from longdecode.kernels.host_fetch.gpu import copy_blocks_gpu
 from longdecode.kernels.importance import Importance, ImportanceWeights
 from longdecode.kernels.importance.gpu import append_importance_gpu
+from longdecode.kernels.layout import GROUP_REDUCTIONS
 from longdecode.kernels.low_rank_fetch import LowRankPrompt
 from longdecode.kernels.low_rank_fetch.gpu import fetch_chunks_gpu
 from longdecode.kernels.page_minmax import PageBounds

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from kernel_inputs import CPU, DEVICE, HALF_AND_SINGLE, NAN, captured, close, rotated, rotation
-from longdecode.kernels.add_rms_norm import add_rms_norm
-from longdecode.kernels.add_rms_norm import naive as norm_naive
-from longdecode.kernels.add_rms_norm.gpu import add_rms_norm_gpu
 from longdecode.kernels.page_minmax import PageBounds, build_page_minmax
-from longdecode.kernels.rope_append import naive as append_naive
-from longdecode.kernels.rope_append import rope_append
-from longdecode.kernels.rope_append.gpu import Launch, rope_append_gpu
+from longdecode.kernels.rms_norm import add_rms_norm
+from longdecode.kernels.rms_norm import naive as norm_naive
+from longdecode.kernels.rms_norm.add_gpu import add_rms_norm_gpu
+from longdecode.kernels.rope import naive as append_naive
+from longdecode.kernels.rope import rope_append
+from longdecode.kernels.rope.append_gpu import Launch, rope_append_gpu
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 EPS = 1e-2

@@ -9,11 +9,10 @@ import torch
 
 from kernel_inputs import DEVICE
 from longdecode.engine.speculation import DraftTree, PlacedTree
-from longdecode.kernels.argmax.gpu import argmax_gpu
-from longdecode.kernels.argmax.naive import argmax
 from longdecode.kernels.draw import DrawRule, Noise
+from longdecode.kernels.draw.argmax_gpu import argmax_gpu
 from longdecode.kernels.draw.gpu import draw_gpu
-from longdecode.kernels.draw.naive import draw
+from longdecode.kernels.draw.naive import argmax, draw
 from longdecode.kernels.tree_walk.gpu import tree_walk_gpu
 from longdecode.kernels.tree_walk.naive import tree_walk
 

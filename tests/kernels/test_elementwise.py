@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from kernel_inputs import DEVICE, HALF_AND_SINGLE, captured, close, random_on_device, rotated, rotation
+from longdecode.kernels.linear import naive as silu_naive
+from longdecode.kernels.linear import silu_mul
+from longdecode.kernels.linear.silu_gpu import silu_mul_gpu
 from longdecode.kernels.page_minmax import build_page_minmax
 from longdecode.kernels.page_score import naive as page_naive
 from longdecode.kernels.page_score.gpu import page_score_gpu
@@ -18,9 +21,6 @@ from longdecode.kernels.rms_norm.gpu import rms_norm_gpu
 from longdecode.kernels.rope import apply_rope
 from longdecode.kernels.rope import naive as rope_naive
 from longdecode.kernels.rope.gpu import apply_rope_gpu, rotate_gpu
-from longdecode.kernels.silu_mul import naive as silu_naive
-from longdecode.kernels.silu_mul import silu_mul
-from longdecode.kernels.silu_mul.gpu import silu_mul_gpu
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 NORMS = pytest.mark.parametrize("norm", [rms_norm, rms_norm_gpu])

@@ -11,8 +11,8 @@ import torch
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.store import read_records
 from longdecode.kernels import multiprocessors
+from longdecode.kernels import score_rows as rows
 from longdecode.kernels.decode_attention import launch as dense
-from longdecode.kernels.group_reduce import rows
 from longdecode.kernels.linear import launch as linear
 from longdecode.kernels.page_score import gpu as page_score
 from longdecode.kernels.sparse_decode_attention import launch as sparse

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_inputs import CPU, DEVICE, captured, close, random_on_device
-from longdecode.kernels.add_rms_norm import naive as norm_naive
-from longdecode.kernels.add_rms_norm.gpu import Launch as NormLaunch
-from longdecode.kernels.add_rms_norm.gpu import add_rms_norm_gpu
 from longdecode.kernels.linear import gated_linear, linear, naive
 from longdecode.kernels.linear.gpu import gated_linear_gpu, linear_gpu
 from longdecode.kernels.linear.launch import MAX_ROWS, NARROW_ROWS, Launch, choose_launch, fuses_norm
 from longdecode.kernels.linear.norm_gpu import norm_linear_gpu
+from longdecode.kernels.rms_norm import naive as norm_naive
+from longdecode.kernels.rms_norm.add_gpu import Launch as NormLaunch
+from longdecode.kernels.rms_norm.add_gpu import add_rms_norm_gpu
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 LAUNCHES = {

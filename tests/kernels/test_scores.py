@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kernel_inputs import HALF_AND_SINGLE, INFINITY, Cache, on_device, poison_past, ragged, same
-from longdecode.kernels.group_reduce import GROUP_REDUCTIONS, group_reduce
-from longdecode.kernels.group_reduce.rows import ScoreLaunch
+from longdecode.kernels.layout import GROUP_REDUCTIONS, group_reduce
 from longdecode.kernels.page_minmax import PageBounds, build_page_minmax
 from longdecode.kernels.page_minmax import gpu as minmax_gpu
 from longdecode.kernels.page_minmax import naive as minmax_naive
 from longdecode.kernels.page_score import gpu as page_gpu
 from longdecode.kernels.page_score import naive as page_naive
+from longdecode.kernels.score_rows import ScoreLaunch
 from longdecode.kernels.token_score import gpu as token_gpu
 from longdecode.kernels.token_score import naive as token_naive
 from longdecode.kernels.token_score import token_logits, token_probabilities

@@ -17,7 +17,7 @@ from longdecode.engine import refill
 from longdecode.engine.errors import ConfigError, GateError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Prompt, Request, Sampling
 from longdecode.kernels import dispatch
-from longdecode.kernels.silu_mul import gpu as silu_mul_gpu
+from longdecode.kernels.linear import silu_gpu as silu_mul_gpu
 from longdecode.methods import conformance, conformance_bench, conformance_model
 from longdecode.methods.conformance import (
     FAST_PATH_CHECKS,
@@ -35,7 +35,7 @@ from longdecode.methods.registry import get_method, load_card, method_names
 
 SEED = 0
 ON_HOST = (
-    "decode_attention", "prefill_attention.naive", "rope_append.naive", "sparse_decode_attention.naive",
+    "decode_attention", "prefill_attention", "rope.naive", "sparse_decode_attention.naive",
     "token_score.naive",
 )  # fmt: skip
 """Modules that look at lengths where that is free."""

@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from longdecode.engine.decoder import Decoder, LayerWeights
 from longdecode.engine.kv_cache import DenseCache
+from longdecode.kernels.linear.naive import silu_mul
 from longdecode.kernels.rms_norm.naive import rms_norm
 from longdecode.kernels.rope.naive import apply_rope
-from longdecode.kernels.silu_mul.naive import silu_mul
 from longdecode.training.roles.token_sets import SparseBranch, causal_mask, chosen_sets, streaming_mask
 
 # All of them take a mask and have a gradient; which one runs depends on the device.

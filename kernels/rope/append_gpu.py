@@ -13,7 +13,7 @@ from torch import Tensor
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.page_minmax.gpu import update_page_minmax_gpu
-from longdecode.kernels.rope_append.naive import check_bounds, expand_slots
+from longdecode.kernels.rope.naive import check_bounds, expand_slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from longdecode.kernels.group_reduce.naive import GROUP_REDUCTIONS
+from longdecode.kernels.layout import GROUP_REDUCTIONS
 from longdecode.kernels.multiprocessors import shared_limit
 
 _PROGRAMS = 264
