@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longdecode.engine.sampling import gumbel_noise, uniform_noise
 from longdecode.engine.sequences import Sequences
 from longdecode.engine.speculation import AcceptRule, PlacedTree
+from longdecode.kernels.draw import gumbel_noise, uniform_noise
 from longdecode.kernels.tree_walk import tree_walk
 
 _PATH_NOISE = 0x3C6EF372FE94F82B

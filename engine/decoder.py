@@ -210,7 +210,7 @@ class Decoder:
 
     def _finish(self, layer: LayerWeights, attended: Tensor, residual: Tensor) -> Stream:
         """Project the attention's output ``[B, Hq, T, D]`` and run the MLP or the experts."""
-        delta = linear(attended.transpose(1, 2).flatten(2), layer.o, layer.o_bias)
+        delta = self._summed(linear(attended.transpose(1, 2).flatten(2), layer.o, layer.o_bias))
         if layer.router is not None and (mixture := self.config.experts) is not None:
             from longdecode.kernels.experts import experts  # a dense model has no use for it
 
@@ -220,4 +220,8 @@ class Decoder:
         inner, residual, _ = norm_linear(
             delta, residual, layer.mlp_norm, self.config.rms_norm_eps, layer.gate_up, gated=True
         )
-        return residual, linear(inner, layer.down)
+        return residual, self._summed(linear(inner, layer.down))
+
+    def _summed(self, part: Tensor) -> Tensor:
+        """Sum what processes project from their shares of heads or channels; one process has them all."""
+        return part

@@ -157,8 +157,7 @@ class PrefillState:
     def _layer_kv(self, layer: int) -> tuple[Tensor, Tensor]:
         if isinstance(self.cache, DenseCache):
             return self.cache.keys(layer), self.cache.values(layer)
-        if self._scratch is None:
-            raise RuntimeError("a cache that is not dense needs room for one whole layer")
+        assert self._scratch is not None
         return self._scratch
 
 

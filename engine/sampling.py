@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import ConfigError
-from longdecode.kernels.draw import DrawRule, Noise, argmax, draw, gumbel_noise, penalised, uniform_noise
-
-__all__ = ["Sampling", "filtered_logits", "gumbel_noise", "penalised", "uniform_noise"]
+from longdecode.kernels.draw import DrawRule, Noise, argmax, draw, gumbel_noise, penalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +54,15 @@ class Sampling:
         """Tokens before a draw that it depends on."""
         return self.penalty_window if self.penalty > 1 else 0
 
-    def choose(self, logits: Tensor, seeds: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
-        """Draw one token a row.
+    def best(self, logits: Tensor, count: int, seeds: Tensor, positions: Tensor, history: Tensor | None) -> Tensor:
+        """Return the token drawn of each row and those that come next in the same draw, ``[N, count]`` int64.
 
         Args:
             logits: ``[N, V]`` float32.
+            count: tokens a row.
             seeds: ``[N]`` int64, one of each request.
             positions: ``[N]`` int64, the absolute position the token will take.
-            history: ``[N, W]`` int64, the tokens before it, ``-1`` where there is none; needed for a penalty.
-
-        Returns:
-            ``[N]`` int64.
-        """
-        if self.penalty > 1 and history is None:
-            raise ConfigError("a penalty needs the tokens before the draw")
-        return self.best(logits, 1, seeds, positions, history)[:, 0]
-
-    def best(self, logits: Tensor, count: int, seeds: Tensor, positions: Tensor, history: Tensor | None) -> Tensor:
-        """Return the tokens ``[N, count]`` int64 that ``choose`` prefers, best first; arguments as there.
-
-        Without a history nothing is penalised.
+            history: ``[N, W]`` int64, the tokens before it, ``-1`` where there is none; ``None`` penalises nothing.
         """
         if self.temperature == 0 and history is None and count == 1:
             return argmax(logits)[:, None]
@@ -94,14 +81,12 @@ class Sampling:
 
     def processed(self, logits: Tensor, history: Tensor | None = None) -> Tensor:
         """Return logits ``[N, V]`` whose softmax is the law of the draw; without a history nothing is penalised."""
-        logits = self._penalised(logits, history)
+        if self.penalty > 1 and history is not None:
+            logits = penalised(logits, history, self.penalty)
         if self.temperature == 0:
             index = torch.arange(logits.shape[1], device=logits.device)
             return logits.masked_fill(index != argmax(logits)[:, None], -torch.inf)
         return filtered_logits(logits / self.temperature, self.top_p, self.min_p, self.eta, self.min_tokens)
-
-    def _penalised(self, logits: Tensor, history: Tensor | None) -> Tensor:
-        return penalised(logits, history, self.penalty) if self.penalty > 1 and history is not None else logits
 
 
 def filtered_logits(logits: Tensor, top_p: float, min_p: float, eta: float = 0.0, min_tokens: int = 1) -> Tensor:

@@ -142,12 +142,11 @@ class Sequences:
             best = draw(flat, count, DrawRule(penalty=self.sampling.penalty), None, history)
         return best.view(batch, width, count)
 
-    def history(self) -> Tensor | None:
-        """Return the tokens before the next draw, ``[B, W]``, ``None`` where the sampling depends on none."""
-        return self._history(1, None, 0)
+    def history(self, drafts: Tensor | None = None, ahead: int | Tensor = 0) -> Tensor | None:
+        """Return the tokens before the next draw, ``[B, W]``, or before that after the first ``ahead`` of ``drafts``.
 
-    def history_at(self, drafts: Tensor, ahead: Tensor) -> Tensor | None:
-        """Return the tokens before the draw that follows the first ``ahead`` ``[B]`` of ``drafts``, ``[B, W]``."""
+        ``None`` where the sampling depends on none.
+        """
         return self._history(1, drafts, ahead)
 
     def history_of(self, placed: PlacedTree, tokens: Tensor) -> Tensor | None:
@@ -249,11 +248,10 @@ class Alternatives:
         self.top_tokens = max(request.top_tokens for request in among)
         self.top_ids = torch.zeros(batch, longest + 1, self.top_tokens, dtype=torch.int64, device=device)
         self.top_logprobs = torch.zeros(batch, longest + 1, self.top_tokens, dtype=torch.float32, device=device)
-        named = [request.compared_ids for request in requests]
         width = max(0 if other.compared_ids is None else other.compared_ids.shape[1] for other in among)
         self.compared_ids = torch.zeros(batch, longest + 1, width, dtype=torch.int64, device=device)
-        for row, ids in enumerate(named):
-            if ids is not None:
+        for row, request in enumerate(requests):
+            if (ids := request.compared_ids) is not None:
                 self.compared_ids[row, : ids.shape[0], : ids.shape[1]] = ids.to(device)
         self.compared_logprobs = torch.zeros(batch, longest + 1, width, dtype=torch.float32, device=device)
 

@@ -104,7 +104,7 @@ class DraftTree:
 class PlacedTree:
     """A draft tree's tables on a device.
 
-    ``parents`` ``[T - 1]`` and ``depths`` ``[T]`` int64. ``mask`` ``[T, T]`` bool, ``None`` for a chain. ``lineage``
+    ``depths`` ``[T]`` int64. ``mask`` ``[T, T]`` bool, ``None`` for a chain. ``lineage``
     ``[T, depth]`` int64: the drafted rows from the root down to each row, itself included, after as many zeros as are
     missing. ``ancestors`` ``[T, depth + 1]`` int64: the rows from the newest token to each row, its own repeated.
     ``path_rows`` ``[P, depth + 1]``: those of each path's last row; ``path_lengths`` ``[P]`` int64: its drafts.
@@ -115,7 +115,6 @@ class PlacedTree:
             return torch.tensor(rows, dtype=torch.int64, device=device)
 
         self.tree = tree
-        self.parents = torch.tensor(tree.parents, dtype=torch.int64, device=device)
         self.depths = torch.tensor(tree.depths, dtype=torch.int64, device=device)
         paths = [tree.path(row) for row in range(tree.rows)]
         sees = [[other in path for other in range(tree.rows)] for path in paths]

@@ -60,8 +60,16 @@ class Stepper:
             works: what ``works`` returned, or replays of it.
             steps: how many steps there will be at most.
         """
-        (step,) = works
-        return lambda done: step()
+
+        def advance(done: int) -> None:
+            for kind in self.due(done, steps):
+                works[kind]()
+
+        return advance
+
+    def due(self, done: int, steps: int) -> tuple[int, ...]:
+        """Return which of ``works`` the next of ``steps`` steps takes, in their order, when so many are done."""
+        return (0,)
 
     def _feed(self, reads: str) -> None:
         tokens = self.sequences.tokens
@@ -85,21 +93,13 @@ class CorrectedStepper(Stepper):
         """See ``Stepper.works``."""
         return (self.step, self.correct) if steps >= self.correction.period else (self.step,)
 
-    def plan(self, works: tuple[Work, ...], steps: int) -> Callable[[int], None]:
-        """See ``Stepper.plan``; after the last step nothing reads the cache again, so that nothing is rewritten."""
-        if len(works) == 1:
-            return lambda done: works[0]()
-        step, correct = works
-        in_place = self.correction.mode == "dense_step"
-
-        def advance(done: int) -> None:
-            due = (done + 1) % self.correction.period == 0
-            if not (due and in_place):
-                step()
-            if due and (in_place or done + 1 < steps):
-                correct()
-
-        return advance
+    def due(self, done: int, steps: int) -> tuple[int, ...]:
+        """See ``Stepper.due``; after the last step nothing reads the cache again, so that nothing is rewritten."""
+        if (done + 1) % self.correction.period:
+            return (0,)
+        if self.correction.mode == "dense_step":
+            return (1,)
+        return (0, 1) if done + 1 < steps else (0,)
 
     def correct(self) -> None:
         """Do the work of one correction: a dense step, or a rewrite after a step."""
@@ -162,12 +162,9 @@ class SpeculativeStepper(Stepper):
         """See ``Stepper.works``."""
         return (self.step, self.refresh) if self.proposer.refreshes else (self.step,)
 
-    def plan(self, works: tuple[Work, ...], steps: int) -> Callable[[int], None]:
-        """See ``Stepper.plan``."""
-        if len(works) == 1:
-            return lambda done: works[0]()
-        step, refresh = works
-        return lambda done: (refresh if self.proposer.refresh_due() else step)()
+    def due(self, done: int, steps: int) -> tuple[int, ...]:
+        """See ``Stepper.due``."""
+        return (int(self.proposer.refreshes and self.proposer.refresh_due()),)
 
     def verify(self, starts: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Run the newest token and the drafts as one dense block from ``starts`` on.

@@ -23,15 +23,15 @@ from torch import Tensor
 from longdecode.engine.attention import AttentionMethod, DenseAttention
 from longdecode.engine.config_reader import read_config
 from longdecode.engine.decode_state import DecodeState
-from longdecode.engine.decoder import Decoder, DecoderWeights, LayerWeights
+from longdecode.engine.decoder import Decoder, DecoderWeights
 from longdecode.engine.device import resolve_device, resolve_dtype
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillState
 from longdecode.engine.ranks import Rank, over_gpus
-from longdecode.engine.token_block import Stream, TokenBlock
+from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.weights import _read_weights, _Reader, check_checkpoint, load_decoder
-from longdecode.kernels.linear import linear, norm_linear
+from longdecode.kernels.linear import linear
 
 T = TypeVar("T")
 
@@ -77,16 +77,10 @@ class TensorParallelDecoder(Decoder):
         dist.all_gather(parts, own)
         return torch.cat(parts, dim=-1)[..., :vocab].float().contiguous()
 
-    def _finish(self, layer: LayerWeights, attended: Tensor, residual: Tensor) -> Stream:
-        """See ``Decoder._finish``; both projections are summed over the ranks."""
-        delta = linear(attended.transpose(1, 2).flatten(2), layer.o, layer.o_bias)
-        dist.all_reduce(delta)
-        inner, residual, _ = norm_linear(
-            delta, residual, layer.mlp_norm, self.config.rms_norm_eps, layer.gate_up, gated=True
-        )
-        down = linear(inner, layer.down)
-        dist.all_reduce(down)
-        return residual, down
+    def _summed(self, part: Tensor) -> Tensor:
+        """See ``Decoder._summed``; every rank gets the sum, in place of its part."""
+        dist.all_reduce(part)
+        return part
 
 
 def refuse_method(name: str) -> None:

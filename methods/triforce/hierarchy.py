@@ -11,10 +11,10 @@ from torch import Tensor
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.kv_cache import DenseCache
-from longdecode.engine.sampling import gumbel_noise, uniform_noise
 from longdecode.engine.sequences import Sequences
 from longdecode.engine.speculation import DraftTree, Verified
 from longdecode.engine.token_block import TokenBlock, read_tokens
+from longdecode.kernels.draw import gumbel_noise, uniform_noise
 from longdecode.methods.partial_attention import PartialAttention, RenewingProposer
 from longdecode.methods.partial_cache import PartialCache
 from longdecode.methods.triforce.small import Small
@@ -121,7 +121,7 @@ class Hierarchy(RenewingProposer):
         Source: TriForce's code, as its evidence in TokenSwift's comparison describes it; Leviathan et al. 2023.
         """
         sequences, sampling = self.sequences, self.sequences.sampling
-        history = sequences.history_at(drafts[:, :-1], count)
+        history = sequences.history(drafts[:, :-1], count)
         ours, theirs = (sampling.processed(rows, history).softmax(dim=1) for rows in (logits, small))
         place = sequences.prompt_lengths + sequences.counts + count
         chance = ours.gather(1, draft[:, None]) / theirs.gather(1, draft[:, None])

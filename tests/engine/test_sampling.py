@@ -10,7 +10,8 @@ import torch
 from scipy import stats
 
 from longdecode.engine.errors import ConfigError
-from longdecode.engine.sampling import Sampling, filtered_logits, gumbel_noise
+from longdecode.engine.sampling import Sampling, filtered_logits
+from longdecode.kernels.draw import gumbel_noise
 
 MASK = (1 << 64) - 1
 
@@ -55,7 +56,8 @@ def test_noise_is_gumbel_and_independent(seed: int) -> None:
 def test_draws_follow_the_softmax(temperature: float, seed: int) -> None:
     draws, vocab = 20_000, 9
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
-    tokens = Sampling(temperature).choose(logits.expand(draws, vocab), torch.full((draws,), seed), torch.arange(draws))
+    keys = torch.full((draws,), seed), torch.arange(draws)
+    tokens = Sampling(temperature).best(logits.expand(draws, vocab), 1, *keys, None)[:, 0]
     expected = torch.softmax(logits.double() / temperature, dim=0).numpy() * draws
     observed = torch.bincount(tokens, minlength=vocab).numpy()
     assert stats.chisquare(observed, expected).pvalue > 1e-6

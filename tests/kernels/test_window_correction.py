@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from kernel_inputs import DEVICE, on_device
-from longdecode.kernels.page_minmax import PageBounds, build_page_minmax
-from longdecode.kernels.page_minmax.naive import rebuild_page_minmax
+from longdecode.kernels.page_minmax.naive import PageBounds, build_page_minmax, rebuild_page_minmax
 from longdecode.kernels.page_minmax.rebuild_gpu import rebuild_page_minmax_gpu
 from longdecode.kernels.window_correction import naive
 from longdecode.kernels.window_correction.gpu import attend_window_gpu
