@@ -22,16 +22,14 @@ _INDEX = "model.safetensors.index.json"
 _MAY_BE_ABSENT = ("rotary_emb.inv_freq", "lm_head.weight")
 
 
-def load_decoder(
-    path_or_id: str | Path, *, revision: str | None = None, device: torch.device | str, dtype: torch.dtype
-) -> Decoder:
+def load_decoder(path_or_id: str | Path, *, device: torch.device | str, dtype: torch.dtype) -> Decoder:
     """Load a checkpoint from a local folder or a hub id.
 
     Raises:
         CheckpointError: no safetensors, a tensor missing, unknown or of the wrong shape.
         UnsupportedFamilyError: the architecture is not one the engine implements.
     """
-    folder = resolve_checkpoint(path_or_id, revision)
+    folder = resolve_checkpoint(path_or_id)
     config = read_config(folder)
     target = torch.device(device)
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ from longdecode.evals.fingerprint import gate_code_hash
 from longdecode.evals.manifest import seal
 from longdecode.evals.records import Status, Stored
 from longdecode.evals.run_config import Launches, RunConfig, budget_at, launches_of
-from longdecode.evals.store import replacing, results_root
+from longdecode.evals.store import results_root, write_text
 
 T = TypeVar("T")
 _REFUSALS = {"failed_gate": errors.GateError, "unsupported": errors.UnsupportedCellError}
@@ -81,8 +81,7 @@ class Gate:
             verdicts=tuple(verdicts),
         )  # fmt: skip
         path = self.folder / f"{variant}.json"
-        with replacing(path) as temporary:
-            temporary.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_text(path, file.model_dump_json(indent=1) + "\n")
         seal(self.folder.parent, [path])
         return file
 

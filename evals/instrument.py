@@ -18,7 +18,7 @@ from longdecode.evals.manifest import seal
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, record_files
 from longdecode.evals.specs import InstrumentSpec
-from longdecode.evals.store import read_records, replacing
+from longdecode.evals.store import read_records, write_text
 from longdecode.evals.tasks.registry import folder_of
 
 LOOKUP_SUITES = ("mini_recall", "mini_longgen")
@@ -62,8 +62,7 @@ def check_instrument(config: RunConfig, records_dir: Path, output: Path) -> None
     ]
     failed = [check for check in checks if check["outcome"] == "failed"]
     content = {"passed": not failed, "thresholds": asdict(config.instrument), "checks": checks}
-    with replacing(output) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_text(output, json.dumps(content, indent=1) + "\n")
     seal(output.parent, [output])
     if failed:
         lines = [f"  {c['model']}: {c['name']}: {c['requires']}; got {c['numbers']}" for c in failed]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from longdecode.engine.disk import FileLock
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.store import replacing
+from longdecode.evals.store import write_text
 
 NAME = "manifest.txt"
 WEIGHTS = ".safetensors"
@@ -125,8 +125,7 @@ def _problem(path: Path, root: Path, entries: Mapping[str, str]) -> str | None:
 
 
 def _write(root: Path, entries: Mapping[str, str]) -> None:
-    with replacing(root / NAME) as temporary:
-        temporary.write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(entries.items())), "utf-8")
+    write_text(root / NAME, "".join(f"{digest}  {name}\n" for name, digest in sorted(entries.items())))
 
 
 if __name__ == "__main__":  # ``longdecode verify`` checks them

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.config_reader import read_config, resolve_checkpoint
+from longdecode.engine.config_reader import read_config
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import resolve_dtype, sm_clock_mhz
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
@@ -35,7 +35,7 @@ class ModelJob:
     def __init__(self, config: RunConfig, model: str, device: torch.device):
         self.config, self.model, self.device = config, model, device
         self.dtype = resolve_dtype(config.dtype, device)
-        self.folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
+        self.folder = config.models[model].checkpoint()
         self.model_config = read_config(self.folder)
 
     @cached_property

@@ -50,6 +50,11 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | dict.fromkeys(_PACKAGES, "absent") | installed | cuda
 
 
+def origin(device: torch.device) -> dict[str, Any]:
+    """Return what a training states of itself: the device, this code and the versions of packages."""
+    return {"device": device_name(device), "revision": revision(), "dirty": is_dirty(), "versions": versions()}
+
+
 def collect(
     *, settings: Mapping[str, Any], code: str, model: str, data: str, device: torch.device, dtype: torch.dtype,
     clock_mhz: int | None = None,

@@ -176,7 +176,7 @@ def record(decoder: Decoder, prompt: Prompt, method: AttentionMethod, tokens: Te
     for step in range(steps):
         outputs: list[Tensor] = []
         # A copy: a method may keep its outputs in place.
-        with _watched(method, "attend", lambda q, state, layer, out, to=outputs: to.append(out.clone())):
+        with watched(method, "attend", lambda q, state, layer, out, to=outputs: to.append(out.clone())):
             logits = decoder.step(tokens[:, step], state, method)
         losses.append(-logits.log_softmax(dim=-1).gather(1, tokens[:, step + 1 :][:, :1])[:, 0])
         for layer, out in enumerate(outputs):
@@ -184,11 +184,7 @@ def record(decoder: Decoder, prompt: Prompt, method: AttentionMethod, tokens: Te
             first[step, layer] = rows[:, -1]
             for back in range(min(rows.shape[1], step + 1)):
                 last[step - back, layer] = rows[:, -1 - back]
-    slots = (starts[:, None] + torch.arange(steps, device=decoder.device))[None, :, None, :, None]
-    keys, values = (
-        part.gather(3, slots.expand(*part.shape[:3], steps, part.shape[4])).float()
-        for part in (state.dense.k, state.dense.v)
-    )
+    keys, values = (part.float() for part in state.dense.window(starts, steps))
     return Trace(first, last, keys, values, torch.stack(losses))
 
 
@@ -206,7 +202,7 @@ def record_pages(decoder: Decoder, prompt: Prompt, method: PagedMethod, tokens: 
 
     for step in range(tokens.shape[1]):
         layers.clear()
-        with _watched(method, "select", note):
+        with watched(method, "select", note):
             decoder.step(tokens[:, step], state, method)
         steps.append([torch.stack(part) for part in zip(*layers, strict=True)])
         used.append(method.pages_of(state).used.clone())
@@ -215,16 +211,16 @@ def record_pages(decoder: Decoder, prompt: Prompt, method: PagedMethod, tokens: 
 
 
 @contextmanager
-def _watched(method: AttentionMethod, hook: str, note: Callable[..., None]) -> Iterator[None]:
+def watched(method: AttentionMethod, hook: str, note: Callable[..., None]) -> Iterator[None]:
     """Show what a hook of the method returns, layer by layer, while inside."""
     own = getattr(method, hook)
 
-    def watched(layer: int, q: Tensor, state: DecodeState) -> object:
+    def shown(layer: int, q: Tensor, state: DecodeState) -> object:
         out = own(layer, q, state)
         note(q, state, layer, out)
         return out
 
-    vars(method)[hook] = watched
+    vars(method)[hook] = shown
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 from pydantic import Field, ValidationInfo, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import Budgets
@@ -31,6 +32,10 @@ class ModelSpec:
 
     path: Annotated[typed.Text, Field(description="A local folder or a hub id.")]
     revision: typed.Text | None = None
+
+    def checkpoint(self) -> Path:
+        """Return the local folder; raises as ``resolve_checkpoint``, and downloads where that does."""
+        return resolve_checkpoint(self.path, self.revision)
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,12 @@ def replacing(path: Path, needed_bytes: int | None = None) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all; raises as ``replacing``."""
+    with replacing(path, len(text)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_table(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame as zstd parquet where the name says so, else as CSV.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from longdecode.engine.config_reader import read_config, resolve_checkpoint
+from longdecode.engine.config_reader import read_config
 from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.evals import provenance
@@ -22,7 +22,7 @@ from longdecode.evals.fairness import Trial, Tuned, TuningRecord, tuned_variants
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig
 from longdecode.evals.specs import TUNING_SUITE, MethodSpec, SuiteSpec, TuningSpec
-from longdecode.evals.store import read_records, replacing
+from longdecode.evals.store import read_records, write_text
 from longdecode.evals.tasks.registry import suite_tasks
 from longdecode.methods.card import Card
 from longdecode.methods.conformance_bench import make_bench
@@ -94,7 +94,7 @@ def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
         ConfigError: Full solves none of the tuning tasks, so that a score would choose nothing.
     """
     spec = config.tuning
-    folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
+    folder = config.models[model].checkpoint()
     layers = read_config(folder).num_layers
     full = sweep(config, model, {REFERENCE_METHOD: MethodSpec(REFERENCE_METHOD)})[REFERENCE_METHOD]
     solved = _by_task(full)
@@ -116,8 +116,7 @@ def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
         left_out=tuple(sorted({r.task for r in full} - kept)),
         prompts=tuple(sorted({r.prompt_sha256 for r in full if r.prompt_sha256})),
     )  # fmt: skip
-    with replacing(output) as temporary:
-        temporary.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    write_text(output, record.model_dump_json(indent=1) + "\n")
     return record
 
 

@@ -14,7 +14,7 @@ from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.records import Stage
 from longdecode.evals.throughput import steps
-from longdecode.evals.throughput.harness import Bench, SpeedCell, checkpoint_folder
+from longdecode.evals.throughput.harness import Bench, SpeedCell
 from longdecode.evals.throughput.spec import FULL, Grid
 from longdecode.evals.throughput.timing import Case
 
@@ -92,7 +92,7 @@ class DecodeBench(Bench):
     def _step(self, cell: SpeedCell) -> Case:
         variant, context, stage, block = cell.variant, cell.context, cell.stage, cell.grid.steps
         if variant == "hf_full":
-            source = checkpoint_folder(self.run, self.name) if self.name in self.run.models else self.name
+            source = self.run.models[self.name].checkpoint() if self.name in self.run.models else self.name
             return steps.stock_case(source, context, cell.batch, self.device, self.dtype)
         decoder = self.decoder(cell)
         if (variant, stage) == (FULL, "step") and ("full", block) in self._shared:

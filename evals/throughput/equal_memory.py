@@ -33,7 +33,7 @@ from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.forced_selection import ForcedSelection, draw_selections
-from longdecode.evals.throughput.harness import Bench, SpeedCell, checkpoint_folder, config_of
+from longdecode.evals.throughput.harness import Bench, SpeedCell, config_of
 from longdecode.evals.throughput.spec import FULL, MAX_BATCH, OWN_CHOICES, Grid
 from longdecode.evals.throughput.steps import fill_cache, new_stepper, stepper_case
 from longdecode.evals.throughput.timing import Case, captured, repeated
@@ -247,7 +247,7 @@ class OwnChoicesBench(EqualMemoryBench):
             DataUnavailableError: there are no texts, or none is long enough.
         """
         if not self.ids:
-            tokenizer = load_tokenizer(checkpoint_folder(self.run, grid.model))
+            tokenizer = load_tokenizer(self.run.models[grid.model].checkpoint())
             self.ids = [list(tokenizer.encode(text)) for text in self.texts or self._texts()]
         long = [ids for ids in self.ids if len(ids) >= context]
         if not long:

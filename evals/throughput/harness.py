@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.config_reader import parse_config, read_config, resolve_checkpoint
+from longdecode.engine.config_reader import parse_config, read_config
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import device_name, resolve_dtype
 from longdecode.engine.errors import ContextLimitError
@@ -41,14 +40,9 @@ def shape_config(name: str, positions: int = 0) -> ModelConfig:
     return replace(config, max_positions=max(config.max_positions, positions))
 
 
-def checkpoint_folder(run: RunConfig, name: str) -> Path:
-    """Return the folder of a model of the configuration."""
-    return resolve_checkpoint(run.models[name].path, run.models[name].revision)
-
-
 def config_of(run: RunConfig, name: str, positions: int = 0) -> ModelConfig:
     """Return the ``ModelConfig`` of a model of the configuration or of a shape; nothing is loaded."""
-    return read_config(checkpoint_folder(run, name)) if name in run.models else shape_config(name, positions)
+    return read_config(run.models[name].checkpoint()) if name in run.models else shape_config(name, positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +151,7 @@ class Bench:
         name = self.model_name(cell)
         if name not in self._loaded:
             if name in self.run.models:
-                folder = checkpoint_folder(self.run, name)
+                folder = self.run.models[name].checkpoint()
                 self._loaded[name] = load_decoder(folder, device=self.device, dtype=self.dtype)
             else:
                 positions = max((context for grid in self.grids for context in grid.contexts), default=0)
@@ -223,7 +217,7 @@ class Bench:
     def _model_hash(self, name: str) -> str:
         """Hash what identifies a model's weights, without loading them."""
         if name in self.run.models:
-            return provenance.checkpoint_hash(checkpoint_folder(self.run, name))
+            return provenance.checkpoint_hash(self.run.models[name].checkpoint())
         return hash_texts([name, repr(RAW_SHAPES[name]), str(self.run.seed)])
 
     def origin(self, cell: SpeedCell) -> Provenance:

@@ -135,12 +135,11 @@ def tables(job: Job) -> None:
     from longdecode.evals.analysis.stage import write_tables
     from longdecode.evals.instrument import check_instrument
     from longdecode.evals.run_config import load_run_config
-    from longdecode.evals.store import kept_path, replacing
+    from longdecode.evals.store import kept_path, write_text
 
     rule, config = job.rule, Path(job.rule.output.config)
     text = yaml.safe_dump(json.loads(rule.params.config), sort_keys=False)
-    with replacing(config, len(text)) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(config, text)
     manifest.seal(config.parent, [config])
     write_tables(config.parent)
     for path in job.inputs:

@@ -25,7 +25,7 @@ from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import DATA_FOLDER, check, look
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.store import replacing
+from longdecode.evals.store import write_text
 from longdecode.evals.sweep import RUNTIME_GB, SIZES
 from longdecode.evals.tasks.registry import default_tasks, folder_of, get_suite, suite_names
 from longdecode.learned import LEARNED, own_file
@@ -214,8 +214,7 @@ def write_config(choices: Choices, out: Path | None, force: bool, note: Callable
     files = Plan(run, REPOSITORY).made
     look(run, files)
     check(run, files, device=False)
-    with replacing(out) as temporary:
-        temporary.write_text(made.text, encoding="utf-8")
+    write_text(out, made.text)
     return out
 
 
