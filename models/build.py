@@ -6,7 +6,6 @@ checks the engine's logits on it against transformers'.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from longdecode.engine.config_reader import cache_root
+from longdecode.engine.config_reader import cache_root, read_json
 from longdecode.engine.disk import existing_parent, whole_folder, writing
 from longdecode.engine.errors import GateError, StorageError, refuse_unknown
 from longdecode.models.check import LOGIT_TOLERANCE, largest_logit_difference
@@ -87,7 +86,7 @@ def convert(file: Path, source: Source, folder: Path, adaptor: Path | None = Non
 
 def lengthen(base: Path, model: BuiltModel, folder: Path) -> None:
     """Write a folder that shares the base's files and whose configuration stretches the context by YaRN."""
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    config = read_json(base / "config.json")
     trained = config["max_position_embeddings"]
     config["rope_parameters"] |= {
         "rope_type": "yarn", "factor": model.yarn_factor, "original_max_position_embeddings": trained

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from longdecode.engine.generation import Generator, Request
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder
 
 LOGIT_TOLERANCE = 1e-4
@@ -21,11 +23,8 @@ _TEXT = "The quick brown fox jumps over the lazy dog. " * 8
 
 def largest_logit_difference(folder: Path, checked_bytes: int = CHECKED_BYTES) -> tuple[float, int]:
     """Return the largest difference of float32 logits after a short text, and how many first layers were compared."""
-    from tokenizers import Tokenizer
-
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(_TEXT, add_special_tokens=False).ids
-    ids = ids[: config["max_position_embeddings"] - 1]
+    ids = load_tokenizer(folder).encode(_TEXT)[: config["max_position_embeddings"] - 1]
     layers = _layers_within(folder, config, checked_bytes)
     if layers == config["num_hidden_layers"]:
         return logit_difference(folder, ids), layers
@@ -35,12 +34,12 @@ def largest_logit_difference(folder: Path, checked_bytes: int = CHECKED_BYTES) -
 
 
 @torch.no_grad()
-def logit_difference(folder: Path, ids: list[int]) -> float:
+def logit_difference(folder: Path, ids: Sequence[int]) -> float:
     """Return the largest difference to transformers of the engine's float32 logits after ``ids``."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    theirs = model(torch.tensor([ids])).logits[0, -1].clone()
+    theirs = model(torch.tensor([list(ids)])).logits[0, -1].clone()
     del model
     generator = Generator(load_decoder(folder, device="cpu", dtype=torch.float32))
     ours = generator.prefill([Request(tuple(ids), max_new_tokens=1)]).logits[0]

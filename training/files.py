@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,27 +13,19 @@ import torch
 import typer
 
 from longdecode.engine.errors import CheckpointError, LongDecodeError
+from longdecode.evals.store import replacing, write_text
 
 Made = TypeVar("Made")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 6) -> None:
     """Write a table through a temporary file; floats keep so many significant digits."""
-    partial = _partial(path)
-    with partial.open("w", encoding="utf-8", newline="") as stream:
+    with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(
             [f"{value:.{digits}g}" if isinstance(value, float) else value for value in row] for row in rows
         )
-    partial.replace(path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file through a temporary one."""
-    partial = _partial(path)
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def write_json(path: Path, content: object) -> None:
@@ -69,9 +60,8 @@ def save_state(path: Path, settings: object, **state: Any) -> None:
         settings: what the training is; ``load_state`` refuses a file of other settings.
         state: step, tensors and histories.
     """
-    partial = _partial(path)
-    torch.save({"settings": repr(settings), **state}, partial)
-    partial.replace(path)
+    with replacing(path) as partial:
+        torch.save({"settings": repr(settings), **state}, partial)
 
 
 def load_state(path: Path, settings: object, device: torch.device) -> dict[str, Any] | None:
@@ -97,8 +87,3 @@ def run_commands(*functions: Callable[..., None]) -> None:
         app()
     except LongDecodeError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
-
-
-def _partial(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")

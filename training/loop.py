@@ -78,10 +78,30 @@ def warmed_cosine(step: int, warmup: int, passed: float, floor: float = 0.0) -> 
     return min(1.0, (step + 1) / max(1, warmup)) * (floor + (1 - floor) * cosine)
 
 
-def stage_of(stages: Iterable[Any], step: int) -> tuple[Any, int]:
-    """Return the stage of a step, by the ``steps`` that each has, and the step's number within it."""
-    for stage in stages:
-        if step < stage.steps:
-            return stage, step
-        step -= stage.steps
-    raise IndexError("step lies past the last stage")
+def take_step(optimizer: torch.optim.Optimizer, rate: float, clip: float | None = None) -> None:
+    """Step at a learning rate, the gradients' norm cut to ``clip`` where one is given, and drop the gradients."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(group["params"], clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+class Staged:
+    """A plan of stages, each of which has ``steps``."""
+
+    stages: tuple[Any, ...]
+
+    @property
+    def total_steps(self) -> int:
+        """Steps over all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    def stage_at(self, step: int) -> tuple[Any, int]:
+        """Return the stage of a step, and the step's number within it."""
+        for stage in self.stages:
+            if step < stage.steps:
+                return stage, step
+            step -= stage.steps
+        raise IndexError("step lies past the last stage")

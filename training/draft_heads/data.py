@@ -10,12 +10,8 @@ import numpy as np
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.training.long_context.books import load_ids, manifest
+from longdecode.training.long_context.books import SPLITS, load_ids, split_books
 from longdecode.training.miniature.books import book_folder
-
-UNSEEN_EVERY = 10
-"""Of a folder without any book that the project sets aside, every tenth one in order of names, the first among them, is
-never trained on."""
 
 
 class Books:
@@ -34,33 +30,26 @@ class Books:
     """
 
     def __init__(self, source: str | None, tokenizer: TextTokenizer, length: int):
-        if source is None:
-            raise DataUnavailableError(
-                "the configuration's data.pg19 is not set; set it to a folder of *.txt books or to a hub id such as "
-                "emozilla/pg19"
-            )
         self.length = length
-        self.train: list[np.ndarray] = []
-        self.unseen: list[np.ndarray] = []
-        if source.endswith(".npz"):
-            self.train, self.unseen = (list(load_ids(Path(source), split).values()) for split in ("train", "unseen"))
+        self.train: list[np.ndarray]
+        self.unseen: list[np.ndarray]
+        if source and source.endswith(".npz"):
+            self.train, self.unseen = (list(load_ids(Path(source), split).values()) for split in SPLITS)
             return
         folder = book_folder(source)
-        paths = sorted(folder.glob("*.txt"))
-        set_aside = {book for book in manifest()["unseen"] if any(path.stem == book for path in paths)}
-        for path in paths:
+        encoded: dict[str, np.ndarray] = {}
+        for path in sorted(folder.glob("*.txt")):
             text = path.read_text(encoding="utf-8")
             if tokenizer.byte_level:
                 text = text.encode("ascii", "ignore").decode("ascii")
             ids = np.array(tokenizer.encode(text), dtype=np.int32)
             if len(ids) > length:
-                found = len(self.train) + len(self.unseen)
-                unseen = path.stem in set_aside if set_aside else found % UNSEEN_EVERY == 0
-                (self.unseen if unseen else self.train).append(ids)
+                encoded[path.stem] = ids
+        splits = split_books(list(encoded))
+        self.train, self.unseen = ([encoded[name] for name in splits[split]] for split in SPLITS)
         if not (self.train and self.unseen):
-            found = len(self.train) + len(self.unseen)
             raise DataUnavailableError(
-                f"{folder}: {found} books have over {length} tokens; two or more are needed, one of them unseen"
+                f"{folder}: {len(encoded)} books have over {length} tokens; two or more are needed, one of them unseen"
             )
 
     def window(self, seed: int, step: int, row: int) -> np.ndarray:

@@ -27,8 +27,9 @@ from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.generation.texts import diversity, instruction
 from longdecode.methods.registry import get_method
-from longdecode.training.draft_heads.data import UNSEEN_EVERY, Books
+from longdecode.training.draft_heads.data import Books
 from longdecode.training.files import write_json
+from longdecode.training.long_context.books import UNSEEN_EVERY
 
 SAMPLER = Sampling(temperature=1.0, min_p=0.1)
 PENALTIES = (1.0, 1.05, 1.1, 1.15, 1.2)

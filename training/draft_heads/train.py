@@ -37,7 +37,7 @@ from longdecode.training.draft_heads.loss import frozen_head_loss
 from longdecode.training.draft_heads.own_text import write_own_text
 from longdecode.training.draft_heads.recipe import RECIPE, STARTS, Recipe, Start, load_recipe, start_of
 from longdecode.training.files import run_commands, write_csv
-from longdecode.training.loop import Loop
+from longdecode.training.loop import Loop, take_step
 
 RANKS = ("top1", "top2", "top3")
 
@@ -114,12 +114,8 @@ class HeadTrainer:
                 )
                 (losses.sum() * share).backward()
                 sums[start] += losses.detach() * share
-        for start, optimizer in self.optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.learning_rate_at(step, passed)
-            torch.nn.utils.clip_grad_norm_(list(self.sets[start].parameters()), recipe.clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers.values():
+            take_step(optimizer, recipe.learning_rate_at(step, passed), recipe.clip)
         return sums
 
     def _state_size(self) -> float:
@@ -178,15 +174,9 @@ def accuracy(decoder: Decoder, heads: DraftHeads, books: Books, recipe: Recipe) 
 
 
 def train_heads(
-    folder: Path,
-    model: str,
-    source: str | None,
-    recipe: Recipe,
-    sets: Mapping[str, Start],
-    output: Path,
-    device: str = "auto",
+    folder: Path, model: str, source: str | None, recipe: Recipe, sets: Mapping[str, Start], output: Path, device: str,
     minutes: float | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Train sets of heads on a checkpoint and write each set's file, curve and accuracies.
 
     Args:
@@ -215,14 +205,12 @@ def train_heads(
             right = accuracy(decoder, heads, books, recipe)
             for table, rows in (("curve", curve), ("accuracy", right)):
                 write_csv(output / name / f"{table}.csv", list(rows[0]), [list(row.values()) for row in rows])
-            run: dict[str, Any] = {
-                "init": start.init,
-                "recipe": recipe.model_dump(mode="json"),
-                "steps": steps,
-            }
-            run |= {"tokens": steps * recipe.sequences * recipe.length, "revision": revision()}
-            run |= {"books": len(books.train), "unseen_books": len(books.unseen), "device": device_name(target)}
-            run |= {"text": name.rpartition("/")[2], "loss": curve[-1], "accuracy": right}
+            run = {
+                "init": start.init, "recipe": recipe.model_dump(mode="json"), "steps": steps,
+                "tokens": steps * recipe.sequences * recipe.length, "revision": revision(),
+                "books": len(books.train), "unseen_books": len(books.unseen), "device": device_name(target),
+                "text": name.rpartition("/")[2], "loss": curve[-1], "accuracy": right,
+            }  # fmt: skip
             # As every method reads them on a GPU; half the size.
             write_heads(output / name / "heads.json", heads.bfloat16(), model, model_hash(folder), run)
     state.unlink(missing_ok=True)
@@ -230,8 +218,8 @@ def train_heads(
 
 def run_planned(config: RunConfig, model: str, output: Path) -> None:
     """Train every set of heads of a model of a configuration: on books of its ``data.pg19``, and on its own text."""
-    spec, books, recipe = config.models[model], config.data.get("pg19"), load_recipe(model)
-    folder, source = resolve_checkpoint(spec.path, spec.revision), str(books) if books else None
+    folder, books, recipe = config.models[model].checkpoint(), config.data.get("pg19"), load_recipe(model)
+    source = str(books) if books else None
     own = output / "own_text.npz"
     if not own.is_file():
         write_own_text(folder, source, own, config.device)

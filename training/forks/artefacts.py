@@ -13,7 +13,8 @@ from torch import Tensor
 
 from longdecode.engine.config_reader import IMPORTANCE_FILE
 from longdecode.engine.disk import whole_folder
-from longdecode.training.files import write_csv, write_text
+from longdecode.evals.store import write_text
+from longdecode.training.files import write_csv
 from longdecode.training.forks.fork import TrainedHeads
 from longdecode.training.long_context.adaptor import merge, trained_tensors
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.training_spec import ForkTraining
-from longdecode.training.forks.lookups import Document, ForkLibrary
+from longdecode.training.forks.lookups import ForkLibrary
+from longdecode.training.long_context.documents import Document
 
 Maker = Callable[[random.Random, int, float, int], Document]
 """Make a document of a length, a look-up with a certain probability; the last argument is the document's number."""

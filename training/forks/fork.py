@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from longdecode.engine.config_reader import read_config
+from longdecode.engine.device import resolve_dtype
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.training_spec import ForkTraining
 from longdecode.kernels.importance import ImportanceWeights, token_importance
@@ -160,7 +161,7 @@ def load_fork(run: ForkTraining, folder: Path, device: torch.device) -> tuple[An
 
     # No mask goes with it: making one waits for the device in every forward.
     AttentionInterface.register(ATTENTION, _attend)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = resolve_dtype("auto", device)
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION).to(device)
     fork = ForkedAttention(run, read_config(folder), device)
     for layer in base.model.layers:

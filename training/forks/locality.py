@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.attention import Selection
-from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.device import resolve_device, resolve_dtype
 from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
@@ -24,6 +23,7 @@ from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.datasets.books import UNSEEN, read_books
 from longdecode.evals.generators.narrative import narrative
+from longdecode.evals.retrospection import watched
 from longdecode.evals.run_config import RunConfig
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
@@ -62,22 +62,16 @@ def record(method: SelectivePrefill, generator: Generator, requests: Sequence[Re
         UnsupportedCellError: a block number does not fit 16 bits.
     """
     made: list[Tensor] = []
-    choose = method.select
 
-    def recorded(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
-        chosen = choose(layer, q, state)
+    def note(q: Tensor, state: DecodeState, layer: int, chosen: Selection | None) -> None:
         assert chosen is not None
         ids = chosen.indices.masked_fill(
             torch.arange(chosen.indices.shape[2], device=q.device) >= chosen.counts[..., None], EMPTY
         )
         made.append(ids.to(torch.int32))  # stays on the device: a copy would wait for each layer
-        return chosen
 
-    setattr(method, "select", recorded)  # noqa: B010 - a method of an instance
-    try:
+    with watched(method, "select", note):
         generator.run(requests, method)
-    finally:
-        del vars(method)["select"]
     ids = torch.stack(made).cpu().numpy()
     if ids.max() > EMPTY:
         raise UnsupportedCellError(f"block {ids.max():,} in a trace; block numbers up to {EMPTY - 1:,} are recorded")
@@ -100,7 +94,7 @@ def measure_locality(config: RunConfig, output: Path, device: str | None = None)
     rows: list[list[Any]] = []
     with lease_gpu(resolve_device(device or config.device)) as target:
         for label, model in ((variant, model) for variant, models in config.locality.items() for model in models):
-            folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
+            folder = config.models[model].checkpoint()
             decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
             method = get_method(config.methods[label].method).from_budget(
                 spec.budget, decoder.config, **config.methods[label].params_of(model)

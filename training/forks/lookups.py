@@ -9,10 +9,8 @@ import numpy as np
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.training.long_context.documents import KINDS, Library, Piece, Weights
+from longdecode.training.long_context.documents import KINDS, Document, Library, Piece, Weights
 
-Document = tuple[np.ndarray, np.ndarray]
-"""Ids ``[length]`` int64 and their weights in the loss ``[length]`` float32; answers weigh most."""
 _SHARE = 1 / 3
 """Of the look-ups."""
 _RECORDS = (

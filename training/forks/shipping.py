@@ -6,15 +6,15 @@ megabytes and stay where they were trained.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
-from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, resolve_checkpoint
+from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, read_json, resolve_checkpoint
 from longdecode.engine.disk import whole_folder
 from longdecode.engine.errors import CheckpointError
+from longdecode.evals.store import write_text
 from longdecode.methods.importance_heads import TRAIN_COMMAND, read_heads
-from longdecode.training.files import run_commands, write_text
+from longdecode.training.files import run_commands
 
 _ABOUT = "run.json"
 _CARD = "README.md"
@@ -34,7 +34,7 @@ def ship(fork: Path, output: Path) -> None:
     if missing := [name for name in (IMPORTANCE_FILE, _ABOUT, _CARD) if not (adaptor / name).is_file()]:
         raise CheckpointError(f"{adaptor} has no {', '.join(missing)}; a finished fork of nosa or dma is needed")
     read_heads(adaptor / IMPORTANCE_FILE, read_config(fork / "model"))
-    run = json.loads((adaptor / _ABOUT).read_text(encoding="utf-8"))["settings"]
+    run = read_json(adaptor / _ABOUT)["settings"]
     trained = (adaptor / _CARD).read_text(encoding="utf-8")
     with whole_folder(output) as fresh:
         shutil.copyfile(adaptor / IMPORTANCE_FILE, fresh / IMPORTANCE_FILE)

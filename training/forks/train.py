@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longdecode.engine.config_reader import resolve_checkpoint
-from longdecode.engine.device import device_name, resolve_device
+from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import refuse_unknown
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals import provenance
@@ -27,8 +26,9 @@ from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.training_spec import ForkTraining
 from longdecode.training.files import prefetched, run_commands
 from longdecode.training.forks.artefacts import CURVE_COLUMNS, write_fork
-from longdecode.training.forks.documents import Document, Maker, makers
+from longdecode.training.forks.documents import Maker, makers
 from longdecode.training.forks.fork import load_fork
+from longdecode.training.long_context.documents import Document
 from longdecode.training.loop import Loop, warmed_cosine
 from longdecode.training.token_losses import token_losses
 
@@ -212,10 +212,7 @@ def train_fork(
         "settings": asdict(run),
         "minutes": minutes,
         "base_hash": provenance.checkpoint_hash(folder),
-        "device": device_name(device),
-        "revision": provenance.revision(),
-        "dirty": provenance.is_dirty(),
-        "versions": provenance.versions(),
+        **provenance.origin(device),
         "last": dict(zip(CURVE_COLUMNS, trainer.curve[-1], strict=True)),
     }
     write_fork(output, folder, trainer.model, trainer.fork.heads, trainer.curve, about)
@@ -233,8 +230,7 @@ def run_planned(
     """
     refuse_unknown(str(config.source), "fork", [name], config.fork_trainings)
     run = config.fork_trainings[name]
-    model = config.models[run.model]
-    folder = resolve_checkpoint(model.path, model.revision)
+    folder = config.models[run.model].checkpoint()
     with lease_gpu(resolve_device(device or config.device)) as target:
         sources = makers(run, folder, config.data, output.parent)
         train_fork(run, folder, target, output, sources, minutes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import yaml
@@ -16,18 +16,21 @@ from longdecode.engine.disk import FileLock
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.datasets.books import read_books
+from longdecode.evals.store import replacing
 from longdecode.training.miniature.books import book_folder
 
 MANIFEST = Path(__file__).resolve().parent / "books.yaml"
 Split = Literal["train", "unseen"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 UNSEEN_EVERY = 10
+"""Of books none of which the manifest sets aside, every tenth one, the first among them, is never trained on."""
 _WAIT_SECONDS = 600.0
 
 
 def manifest() -> Mapping[Split, Sequence[str]]:
     """Return the ids of the books of each split."""
     raw = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))
-    return {split: [str(book) for book in raw[split]] for split in ("train", "unseen")}
+    return {split: [str(book) for book in raw[split]] for split in SPLITS}
 
 
 def split_books(names: Sequence[str]) -> Mapping[Split, Sequence[str]]:
@@ -53,9 +56,8 @@ def ids_of_books(source: Path | None, model: Path, file: Path, every: bool = Fal
     lock.acquire("writes the books' ids", wait_seconds=_WAIT_SECONDS)
     try:
         if not file.is_file():
-            partial = file.with_name(f"{file.name}.partial.npz")
-            np.savez_compressed(partial, **_encoded(source, load_tokenizer(model), every))
-            partial.replace(file)
+            with replacing(file) as partial, partial.open("wb") as stream:
+                np.savez_compressed(stream, **_encoded(source, load_tokenizer(model), every))
     finally:
         lock.release()
     return file

@@ -40,6 +40,8 @@ class Weights:
 
 
 Piece = tuple[Sequence[int], float]
+Document = tuple[np.ndarray, np.ndarray]
+"""Ids ``[length]`` int64 and their weights in the loss ``[length]`` float32; answers weigh most."""
 
 
 class Library:
@@ -58,14 +60,14 @@ class Library:
         text = " ".join(tokenizer.decode(book[5000:25000].tolist() or book.tolist()) for book in self.books)
         self.words = sorted({word.lower() for word in text.split() if word.isalpha() and 4 <= len(word) <= 9})
 
-    def document(self, rng: random.Random, length: int, lookups: float) -> tuple[np.ndarray, np.ndarray]:
+    def document(self, rng: random.Random, length: int, lookups: float) -> Document:
         """Return ids ``[length]`` (int64) and weights ``[length]`` (float32) of one document."""
         if rng.random() >= lookups:
             return self.slice(rng, length), np.ones(length, dtype=np.float32)
         return self.joined(rng.choices((self._register, self._in_words), weights=(2, 1))[0](rng, length), length)
 
     @staticmethod
-    def joined(pieces: Sequence[Piece], length: int) -> tuple[np.ndarray, np.ndarray]:
+    def joined(pieces: Sequence[Piece], length: int) -> Document:
         """Return the last ``length`` ids and weights of pieces."""
         ids = np.concatenate([np.asarray(ids, dtype=np.int64) for ids, _ in pieces])
         weights = np.concatenate([np.full(len(ids), weight, dtype=np.float32) for ids, weight in pieces])

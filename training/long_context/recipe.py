@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longdecode.evals.config_values import read, read_yaml
-from longdecode.training.loop import stage_of, warmed_cosine
+from longdecode.training.loop import Staged, warmed_cosine
 
 RECIPE = Path(__file__).resolve().parent / "recipe.yaml"
 
@@ -23,7 +23,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Staged):
     """All that decides the adaptor's weights, but for the books and the device's rounding."""
 
     seed: int
@@ -39,15 +39,6 @@ class Recipe:
     text_weight: float
     answer_weight: float
     stages: tuple[Stage, ...]
-
-    @property
-    def total_steps(self) -> int:
-        """Return the steps of all stages."""
-        return sum(stage.steps for stage in self.stages)
-
-    def stage_at(self, step: int) -> tuple[Stage, int]:
-        """Return the stage of a step, and the step's number within it."""
-        return stage_of(self.stages, step)
 
     def learning_rate_at(self, step: int) -> float:
         """Return the rate of a step: a short warm-up into each stage's cosine."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longdecode.engine.device import resolve_device
+from longdecode.engine.device import resolve_device, resolve_dtype
 from longdecode.engine.disk import whole_folder
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.tokenizer import load_tokenizer
@@ -22,12 +22,10 @@ from longdecode.evals.run_config import RunConfig
 from longdecode.training.files import append_log, prefetched, run_commands
 from longdecode.training.long_context.adaptor import low_rank_model, write_adaptor
 from longdecode.training.long_context.books import ids_of_books, load_ids
-from longdecode.training.long_context.documents import Library, Weights
+from longdecode.training.long_context.documents import Document, Library, Weights
 from longdecode.training.long_context.recipe import RECIPE, Recipe, load_recipe
-from longdecode.training.loop import Loop
+from longdecode.training.loop import Loop, take_step
 from longdecode.training.token_losses import token_losses
-
-Documents = list[tuple[np.ndarray, np.ndarray]]
 
 
 def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, device: torch.device) -> Path:
@@ -49,7 +47,7 @@ def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, de
     parts = {"trained": torch.nn.ParameterList(trained), "optimizer": optimizer, "answers": answers, "prose": prose}
     loop = Loop(output / "state.pt", recipe, device, parts, recipe.total_steps)
 
-    def documents_of(step: int) -> Documents:
+    def documents_of(step: int) -> list[Document]:
         stage, _ = recipe.stage_at(step)
         drawn = [random.Random(f"{recipe.seed} {step} {row}") for row in range(stage.rows)]
         return [library.document(rng, stage.length, stage.lookups) for rng in drawn]
@@ -57,15 +55,11 @@ def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, de
     for step, documents in loop.over(prefetched(documents_of, loop.step, recipe.total_steps)):
         stage, done = recipe.stage_at(step)
         _set_checkpointing(model, stage.length >= recipe.checkpointing_from)
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate_at(step)
         for ids, weights in documents:
             loss, answered = document_loss(model, ids, weights, recipe.loss_slice, device)
             (loss / len(documents)).backward()
             (prose if answered is None else answers).append(loss.detach() if answered is None else answered)
-        torch.nn.utils.clip_grad_norm_(trained, recipe.gradient_clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        take_step(optimizer, recipe.learning_rate_at(step), recipe.gradient_clip)
         if (done + 1) % 20 == 0 or done + 1 == stage.steps:
             entry = {"step": step + 1, "length": stage.length, "prose": _mean(prose), "answers": _mean(answers)}
             append_log(output / "log.jsonl", entry | {"seconds": round(loop.seconds, 1)})
@@ -84,7 +78,7 @@ def lengthened_model(recipe: Recipe, folder: Path, device: torch.device) -> Any:
     config = AutoConfig.from_pretrained(folder)
     config.rope_parameters["rope_theta"] = recipe.rope_theta
     config.max_position_embeddings = recipe.max_positions
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = resolve_dtype("auto", device)
     base = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, attn_implementation="sdpa")
     return low_rank_model(base.to(device), recipe.rank, recipe.alpha)
 
@@ -100,8 +94,7 @@ def document_loss(
         hidden = causal.model(tokens[None, :-1], use_cache=False).last_hidden_state[0]
         losses, _ = token_losses(causal.lm_head.weight, hidden, tokens[1:], slice_tokens)
     loss = (losses * weight).sum() / weight.sum()
-    answers = weight > 1
-    return loss, losses.detach()[answers].mean() if weights.max() > 1 else None
+    return loss, losses.detach()[weight > 1].mean() if weights.max() > 1 else None
 
 
 def _set_checkpointing(model: Any, wanted: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from longdecode.engine.errors import refuse_unknown
 from longdecode.evals.config_values import read, read_yaml
-from longdecode.training.loop import stage_of, warmed_cosine
+from longdecode.training.loop import Staged, warmed_cosine
 from longdecode.training.miniature.documents import KINDS
 
 
@@ -22,7 +22,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Curriculum:
+class Curriculum(Staged):
     """Everything that decides what the trained weights are, the device's rounding aside."""
 
     seed: int
@@ -36,23 +36,13 @@ class Curriculum:
     stages: tuple[Stage, ...]
 
     @property
-    def total_steps(self) -> int:
-        """Steps over all stages."""
-        return sum(stage.steps for stage in self.stages)
-
-    @property
     def longest(self) -> int:
         """Tokens of the longest sequence, the trained model's limit."""
         return max(length for stage in self.stages for length in stage.lengths)
 
-    def stage_at(self, step: int) -> Stage:
-        """The stage that a step belongs to."""
-        stage: Stage = stage_of(self.stages, step)[0]
-        return stage
-
     def length_at(self, step: int) -> int:
         """The sequence length of a step."""
-        return random.Random(f"{self.seed} {step} length").choice(self.stage_at(step).lengths)
+        return random.Random(f"{self.seed} {step} length").choice(self.stage_at(step)[0].lengths)
 
     def rows_at(self, step: int) -> int:
         """Sequences in a step."""

@@ -24,9 +24,9 @@ Piece = tuple[str, float]
 class Library:
     """Public-domain books as plain ASCII, for running text and for filler; empty where there are none."""
 
-    def __init__(self, folder: Path | None, *, hold_out: tuple[str, ...] = HELD_OUT_BOOKS):
+    def __init__(self, folder: Path | None):
         paths = sorted(folder.glob("*.txt")) if folder else []
-        self.books = [ascii_text(path) for path in paths if path.stem.split(".")[0] not in hold_out]
+        self.books = [ascii_text(path) for path in paths if path.stem.split(".")[0] not in HELD_OUT_BOOKS]
 
     def slice(self, rng: random.Random, length: int) -> str:
         """``length`` bytes from a random place of a random book."""

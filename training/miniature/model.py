@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longdecode.kernels.rms_norm.naive import rms_norm
+
 
 @dataclass(frozen=True, slots=True)
 class MiniatureShape:
@@ -59,49 +61,29 @@ class _Weight(nn.Module):
         self.weight = nn.Parameter(torch.ones(*shape) if std is None else torch.randn(*shape) * std)
 
 
-class _Attention(nn.Module):
-    def __init__(self, shape: MiniatureShape, std: float, out_std: float):
-        super().__init__()
-        q = shape.num_attention_heads * shape.head_dim
-        kv = shape.num_key_value_heads * shape.head_dim
-        self.q_proj = _Weight(q, shape.hidden_size, std=std)
-        self.k_proj = _Weight(kv, shape.hidden_size, std=std)
-        self.v_proj = _Weight(kv, shape.hidden_size, std=std)
-        self.o_proj = _Weight(shape.hidden_size, q, std=out_std)
+def _trunk(shape: MiniatureShape) -> nn.ModuleDict:
+    """Draw all weights, under their names in a checkpoint."""
+    embedding, layers = _Weight(shape.vocab_size, shape.hidden_size, std=0.02), range(shape.num_hidden_layers)
+    stack, norm = nn.ModuleList(_layer(shape) for _ in layers), _Weight(shape.hidden_size, std=None)
+    return nn.ModuleDict({"embed_tokens": embedding, "layers": stack, "norm": norm})
 
 
-class _Mlp(nn.Module):
-    def __init__(self, shape: MiniatureShape, std: float, out_std: float):
-        super().__init__()
-        self.gate_proj = _Weight(shape.intermediate_size, shape.hidden_size, std=std)
-        self.up_proj = _Weight(shape.intermediate_size, shape.hidden_size, std=std)
-        self.down_proj = _Weight(shape.hidden_size, shape.intermediate_size, std=out_std)
-
-
-class _Layer(nn.Module):
-    def __init__(self, shape: MiniatureShape):
-        super().__init__()
-        std, out_std = 0.02, 0.02 / (2 * shape.num_hidden_layers) ** 0.5
-        self.input_layernorm = _Weight(shape.hidden_size, std=None)
-        self.self_attn = _Attention(shape, std, out_std)
-        self.post_attention_layernorm = _Weight(shape.hidden_size, std=None)
-        self.mlp = _Mlp(shape, std, out_std)
-
-
-class _Trunk(nn.Module):
-    def __init__(self, shape: MiniatureShape):
-        super().__init__()
-        self.embed_tokens = _Weight(shape.vocab_size, shape.hidden_size, std=0.02)
-        self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_hidden_layers))
-        self.norm = _Weight(shape.hidden_size, std=None)
-
-    def blocks(self) -> list[_Layer]:
-        return [layer for layer in self.layers if isinstance(layer, _Layer)]
-
-
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+def _layer(shape: MiniatureShape) -> nn.ModuleDict:
+    hidden, ffn = shape.hidden_size, shape.intermediate_size
+    q, kv = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    std, out_std = 0.02, 0.02 / (2 * shape.num_hidden_layers) ** 0.5
+    attention = {name: _Weight(rows, hidden, std=std) for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))}
+    attention["o_proj"] = _Weight(hidden, q, std=out_std)
+    mlp = {name: _Weight(ffn, hidden, std=std) for name in ("gate_proj", "up_proj")}
+    mlp["down_proj"] = _Weight(hidden, ffn, std=out_std)
+    return nn.ModuleDict(
+        {
+            "input_layernorm": _Weight(hidden, std=None),
+            "self_attn": nn.ModuleDict(attention),
+            "post_attention_layernorm": _Weight(hidden, std=None),
+            "mlp": nn.ModuleDict(mlp),
+        }
+    )
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -112,7 +94,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _before_attention(
     x: Tensor, norm: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, cos: Tensor, sin: Tensor, eps: float, head_dim: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    h = _norm(x, norm, eps).to(torch.bfloat16)
+    h = rms_norm(x, norm, eps).to(torch.bfloat16)
     q, k, v = ((h @ w.to(torch.bfloat16).T).unflatten(-1, (-1, head_dim)) for w in (wq, wk, wv))
     return _rotate(q, cos, sin), _rotate(k, cos, sin), v
 
@@ -121,7 +103,7 @@ def _after_attention(
     x: Tensor, attended: Tensor, wo: Tensor, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor, eps: float
 ) -> Tensor:
     x = x + (attended @ wo.to(torch.bfloat16).T).float()
-    h = _norm(x, norm, eps).to(torch.bfloat16)
+    h = rms_norm(x, norm, eps).to(torch.bfloat16)
     inner = F.silu(h @ gate.to(torch.bfloat16).T) * (h @ up.to(torch.bfloat16).T)
     return x + (inner @ down.to(torch.bfloat16).T).float()
 
@@ -135,7 +117,7 @@ class Miniature(nn.Module):
     def __init__(self, shape: MiniatureShape, *, compiled: bool):
         super().__init__()
         self.shape = shape
-        self.model = _Trunk(shape)
+        self.model = _trunk(shape)
         self._before = torch.compile(_before_attention, dynamic=False) if compiled else _before_attention
         self._after = torch.compile(_after_attention, dynamic=False) if compiled else _after_attention
 
@@ -143,8 +125,9 @@ class Miniature(nn.Module):
         """Logits ``[B, T, V]`` (float32) of every position of ``tokens`` ``[B, T]``."""
         shape, (rows, length) = self.shape, tokens.shape
         cos, sin = self._angles(rows, length, tokens.device)
-        x = F.embedding(tokens.reshape(-1), self.model.embed_tokens.weight)
-        for layer in self.model.blocks():
+        model: Any = self.model
+        x = F.embedding(tokens.reshape(-1), model.embed_tokens.weight)
+        for layer in model.layers:
             a, m = layer.self_attn, layer.mlp
             q, k, v = self._before(
                 x, layer.input_layernorm.weight, a.q_proj.weight, a.k_proj.weight, a.v_proj.weight, cos, sin,
@@ -157,8 +140,8 @@ class Miniature(nn.Module):
                 layer.post_attention_layernorm.weight, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight,
                 shape.rms_norm_eps,
             )  # fmt: skip
-        x = _norm(x, self.model.norm.weight, shape.rms_norm_eps).to(torch.bfloat16)
-        logits = x @ self.model.embed_tokens.weight.to(torch.bfloat16).T
+        x = rms_norm(x, model.norm.weight, shape.rms_norm_eps).to(torch.bfloat16)
+        logits = x @ model.embed_tokens.weight.to(torch.bfloat16).T
         return logits.float().unflatten(0, (rows, length))
 
     def _angles(self, rows: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:

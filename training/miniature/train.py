@@ -6,18 +6,20 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.training.files import append_log, run_commands
-from longdecode.training.loop import Loop
+from longdecode.training.loop import Loop, take_step
 from longdecode.training.miniature.books import book_folder
 from longdecode.training.miniature.checkpoint import save_checkpoint
 from longdecode.training.miniature.curriculum import Curriculum, load_curriculum
@@ -28,21 +30,15 @@ from longdecode.training.miniature.validation import validate
 CURRICULUM = Path(__file__).resolve().parent / "curriculum.yaml"
 
 
-class StepBatches(Dataset[tuple[Tensor, Tensor]]):
-    """Item ``step`` is the whole batch of that step: a function of seed and step alone, so that training resumes."""
-
-    def __init__(self, curriculum: Curriculum, library: Library):
-        self.curriculum = curriculum
-        self.library = library
-
-    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        mixture, length = self.curriculum.stage_at(step).mixture, self.curriculum.length_at(step)
-        rows = [
-            document(random.Random(f"{self.curriculum.seed} {step} {row}"), mixture, length + 1, self.library)
-            for row in range(self.curriculum.rows_at(step))
-        ]
-        ids = torch.from_numpy(np.stack([row[0] for row in rows]))
-        return ids, torch.from_numpy(np.stack([row[1] for row in rows]))
+def step_batch(curriculum: Curriculum, library: Library, step: int) -> tuple[Tensor, Tensor]:
+    """Return the ids and weights of a step's batch: a function of seed and step alone, so that training resumes."""
+    mixture, length = curriculum.stage_at(step)[0].mixture, curriculum.length_at(step)
+    rows = [
+        document(random.Random(f"{curriculum.seed} {step} {row}"), mixture, length + 1, library)
+        for row in range(curriculum.rows_at(step))
+    ]
+    ids, weights = (torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True))
+    return ids, weights
 
 
 def train(curriculum: Curriculum, output: Path, library: Library, device: torch.device, workers: int) -> Path:
@@ -61,14 +57,11 @@ def train(curriculum: Curriculum, output: Path, library: Library, device: torch.
     parts = {"model": model, "optimizer": optimizer}
     loop = Loop(output / "state.pt", curriculum, device, parts, curriculum.total_steps)
     for step, (ids, weights) in loop.over(_batches(curriculum, library, loop.step, workers)):
-        for group in optimizer.param_groups:
-            group["lr"] = curriculum.learning_rate_at(step)
         ids, weights = ids.to(device, torch.int64, non_blocking=True), weights.to(device, non_blocking=True)
         loss = _loss(model, ids, weights)
-        optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), curriculum.gradient_clip)
-        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), curriculum.gradient_clip)  # of matrices and vectors together
+        take_step(optimizer, curriculum.learning_rate_at(step))
         done = step + 1
         if done % curriculum.validate_every_steps == 0 or done == curriculum.total_steps:
             lengths = (
@@ -119,9 +112,9 @@ def _optimizer(model: Miniature, curriculum: Curriculum, device: torch.device) -
 
 
 def _batches(curriculum: Curriculum, library: Library, first: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    steps = range(first, curriculum.total_steps)
-    loader = DataLoader(
-        StepBatches(curriculum, library), batch_size=None, sampler=steps, num_workers=workers,
+    steps: Any = range(first, curriculum.total_steps)
+    loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
+        steps, batch_size=None, collate_fn=partial(step_batch, curriculum, library), num_workers=workers,
         prefetch_factor=4 if workers else None, pin_memory=torch.cuda.is_available(),
     )  # fmt: skip
     return iter(loader)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from longdecode.evals.store import write_text
 from longdecode.methods.head_roles import RoleFile, write_role_file
-from longdecode.training.files import write_csv, write_text
+from longdecode.training.files import write_csv
 
 CURVE_COLUMNS = (
     "step", "loss", "distill", "constraint", "lagrange", "density", "expected_heads", "retrieval_heads",
@@ -16,7 +17,6 @@ CURVE_COLUMNS = (
 )  # fmt: skip
 GATE_COLUMNS = ("step", "layer", "kv_head", "score")
 _GATE_DIGITS = 4
-FILES = ("roles.json", "curve.csv", "gates.csv", "run.json")
 
 
 def write_artefacts(

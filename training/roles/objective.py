@@ -33,7 +33,8 @@ class Objective(ABC):
 
     lagrange: Tensor
 
-    def distance(self, model: GatedModel, student: Tensor, teacher: Tensor) -> Tensor:
+    @staticmethod
+    def distance(model: GatedModel, student: Tensor, teacher: Tensor) -> Tensor:
         """Squared error of final hidden states ``[B, T, H]`` averaged over their width and targets; float32 scalar."""
         return (student.float() - teacher.float()).square().mean()
 
@@ -73,7 +74,8 @@ class PaperObjective(Objective):
         self.reference = reference
         self.lagrange = torch.zeros((), device=reference.device)
 
-    def distance(self, model: GatedModel, student: Tensor, teacher: Tensor) -> Tensor:
+    @staticmethod
+    def distance(model: GatedModel, student: Tensor, teacher: Tensor) -> Tensor:
         """See the class; the LM head is linear, so that its Gram matrix gives the error without any logits."""
         error = student.float() - teacher.float()
         return ((error @ model.gram) * error).sum(dim=-1).mean()

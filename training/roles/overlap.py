@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import AttentionMethod, DecodeState, Selection
-from longdecode.engine.config_reader import resolve_checkpoint
+from longdecode.engine.attention import DecodeState, DenseAttention, Selection
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import resolve_device, resolve_dtype
 from longdecode.engine.errors import ConfigError
@@ -37,30 +36,16 @@ class _Record:
     count: Tensor
 
 
-class OverlapProbe(AttentionMethod):
+class OverlapProbe(DenseAttention):
     """Full attention that compares each layer's top tokens with those of the layer below.
 
     The overlap of two sets of ``k`` tokens is the share of one that the other holds.
     """
 
-    name: ClassVar[str] = "overlap_probe"
-    Params: ClassVar[type] = tuple
-
     def __init__(self, sizes: tuple[int, ...], config: ModelConfig):
         super().__init__((), config)
         self.sizes = sizes
         self.record: _Record | None = None
-
-    @classmethod
-    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> OverlapProbe:
-        """A probe of one size.
-
-        Raises:
-            ConfigError: no size is given.
-        """
-        if budget_tokens is None or overrides:
-            raise ConfigError("overlap_probe takes the size of its sets and nothing else")
-        return cls((budget_tokens,), config)
 
     def make_method_state(self, cache: KVCache) -> _Record:
         """Empty sums."""
@@ -131,7 +116,7 @@ def overlap_rows(spec: OverlapSpec, decoder: Decoder, tokenizer: TextTokenizer) 
     return rows
 
 
-def measure_overlap(config: RunConfig, output: Path, device: str | None = None) -> None:
+def measure_overlap(config: RunConfig, output: Path) -> None:
     """Write overlap.csv for a configuration.
 
     Raises:
@@ -140,10 +125,10 @@ def measure_overlap(config: RunConfig, output: Path, device: str | None = None) 
     """
     if not config.overlap:
         raise ConfigError(f"{config.source}: no overlap is configured (key 'overlap')")
-    target = resolve_device(device or config.device)
+    target = resolve_device(config.device)
     rows: list[list[Any]] = []
     for name, contexts in config.overlap.items():
-        folder = resolve_checkpoint(config.models[name].path, config.models[name].revision)
+        folder = config.models[name].checkpoint()
         decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
         rows += overlap_rows(OverlapSpec(name, contexts), decoder, load_tokenizer(folder))
     write_csv(output, COLUMNS, rows)
@@ -151,8 +136,7 @@ def measure_overlap(config: RunConfig, output: Path, device: str | None = None) 
 
 def _rows(spec: OverlapSpec, context: int, probe: OverlapProbe) -> list[list[Any]]:
     record = probe.record
-    if record is None:
-        raise RuntimeError("the probe has not been run")
+    assert record is not None
     count = int(record.count)
     means = (record.sums / count).tolist()
     heads = [("kv", head) for head in range(probe.config.num_kv_heads)]

@@ -1,19 +1,17 @@
-"""``python -m longdecode.training.roles.train``: learn head roles and write them with their history."""
+"""Learn head roles and write them with their history: ``python -m longdecode.training.roles.train --help``."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
-from longdecode.engine.config_reader import resolve_checkpoint
-from longdecode.engine.device import device_name, resolve_device, resolve_dtype
-from longdecode.engine.errors import ConfigError, LongDecodeError, unknown_name
+from longdecode.engine.device import resolve_device, resolve_dtype
+from longdecode.engine.errors import ConfigError, refuse_unknown
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder
@@ -21,6 +19,7 @@ from longdecode.evals import provenance
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.training_spec import RoleTraining
 from longdecode.methods.head_roles import RoleFile
+from longdecode.training.files import run_commands
 from longdecode.training.roles.artefacts import write_artefacts
 from longdecode.training.roles.data.sources import sample_source
 from longdecode.training.roles.roles import projected
@@ -69,7 +68,7 @@ def train_roles(
         if steps < run.steps:
             run = replace(run, steps=steps)
             trainer = Trainer(run, decoder, source)
-    history = trainer.fit()
+    curve, gates = trainer.fit()
     scores = trainer.gates.score().tolist()
     for layer in range(run.first_role_layer):
         scores[layer] = [1.0] * len(scores[layer])  # never learned: these heads retrieve by rule
@@ -84,11 +83,8 @@ def train_roles(
         "settings": asdict(run) | {"gate_rate": run.gate_rate},
         "model": run.model,
         "model_hash": provenance.checkpoint_hash(folder),
-        "device": device_name(device),
+        **provenance.origin(device),
         "dtype": str(dtype).removeprefix("torch."),
-        "revision": provenance.revision(),
-        "dirty": provenance.is_dirty(),
-        "versions": provenance.versions(),
         "seconds": round(time.perf_counter() - started, 1),
         "heads": {"target": run.target_heads, "over_threshold": over, "stored": sum(map(sum, roles))},
     }
@@ -102,7 +98,7 @@ def train_roles(
         roles=[[int(role) for role in row] for row in roles],
         run=brief,
     )
-    write_artefacts(out_dir, file, history.curve, history.gates, about)
+    write_artefacts(out_dir, file, curve, gates, about)
 
 
 def run_planned(
@@ -115,37 +111,33 @@ def run_planned(
         LongDecodeError: as for ``train_roles``; or the model cannot be loaded.
     """
     runs = config.role_trainings
-    if name not in runs:
-        raise ConfigError(f"{config.source}: {unknown_name('identification run', name, runs)}")
-    model = config.models[runs[name].model]
-    folder = resolve_checkpoint(model.path, model.revision)
+    refuse_unknown(str(config.source), "identification run", [name], runs)
+    folder = config.models[runs[name].model].checkpoint()
     with lease_gpu(resolve_device(device or config.device)) as target:
         dtype = resolve_dtype(config.dtype, target)
         train_roles(runs[name], folder, target, out_dir, dtype=dtype, data=config.data, minutes=minutes)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train the runs asked for, one after another."""
-    parser = argparse.ArgumentParser(prog="python -m longdecode.training.roles.train", description=__doc__)
-    parser.add_argument("--config", type=Path, default=Path("config/h200.yaml"), help="a configuration file")
-    parser.add_argument("--runs", help="names of runs, with commas between (default: all)")
-    parser.add_argument("--out", type=Path, help="folder (default: results/<profile>/identification/<model>)")
-    parser.add_argument("--device", help="instead of the configuration's")
-    parser.add_argument("--minutes", type=float, help="wall time of each run: fewer steps where its own take longer")
-    asked = parser.parse_args(arguments)
-    try:
-        config = load_run_config(asked.config)
-        runs = config.role_trainings
-        for name in asked.runs.split(",") if asked.runs else runs:
-            model = runs[name].model if name in runs else ""
-            folder = (asked.out or Path("results") / config.profile / "identification" / model) / name
-            run_planned(config, name, folder, asked.device, asked.minutes)
-            print(folder / "roles.json")
-    except LongDecodeError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+def run(
+    config: Path = Path("config/h200.yaml"), runs: str = "", out: Path | None = None, device: str | None = None,
+    minutes: float | None = None,
+) -> None:  # fmt: skip
+    """Train the runs asked for, one after another.
+
+    Args:
+        config: a configuration file.
+        runs: names of runs, with commas between; all without.
+        out: folder; left out, results/<profile>/identification/<model>.
+        device: instead of the configuration's.
+        minutes: wall time of each run; it has fewer steps where its own take longer.
+    """
+    settings = load_run_config(config)
+    for name in runs.split(",") if runs else settings.role_trainings:
+        model = settings.role_trainings[name].model if name in settings.role_trainings else ""
+        folder = (out or Path("results") / settings.profile / "identification" / model) / name
+        run_planned(settings, name, folder, device, minutes)
+        print(folder / "roles.json")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_commands(run)

@@ -6,15 +6,14 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, ContextLimitError
-from longdecode.engine.kv_cache import DenseCache
 from longdecode.evals.training_spec import RoleTraining
+from longdecode.training.loop import take_step
 from longdecode.training.roles.data.batch import SampleSource, TargetBatch, context_lengths
 from longdecode.training.roles.gated_model import GatedModel
 from longdecode.training.roles.gates import GATES, HeadGates
@@ -22,18 +21,16 @@ from longdecode.training.roles.gates.gate import FLOOR
 from longdecode.training.roles.objective import ASCENT, CodeObjective, L1Objective, Loss, Objective, PaperObjective
 from longdecode.training.roles.token_sets import SparseBranch
 
+PREFILL_TOKENS = 65536
+"""Tokens that one prefill chunk works on."""
 GATE_SNAPSHOTS = 20
 PROGRESS_LINES = 20
 LOG_EVERY = 10
 """Steps between rows of the curve."""
 
 
-@dataclass(slots=True)
-class History:
-    """Rows of curve.csv and gates.csv, in the order of ``artefacts``' columns."""
-
-    curve: list[list[float]] = field(default_factory=list)
-    gates: list[list[float]] = field(default_factory=list)
+Rows = list[list[float]]
+"""Of curve.csv or gates.csv, in the order of ``artefacts``' columns."""
 
 
 class Trainer:
@@ -60,26 +57,24 @@ class Trainer:
         self.cache = decoder.new_cache(run.batch, max(self.contexts))
         self.objective = self._objective()
 
-    def fit(self) -> History:
-        """Train; the gates are left as they end."""
-        history, started = History(), time.perf_counter()
+    def fit(self) -> tuple[Rows, Rows]:
+        """Train; the gates are left as they end. Return the curve, and scores of the gates on the way."""
+        curve, scores, started = Rows(), Rows(), time.perf_counter()
         steps = self.run.steps
         snapshots = {round(i * (steps - 1) / (GATE_SNAPSHOTS - 1)) for i in range(GATE_SNAPSHOTS)} | {steps - 1}
         shown = {round((i + 1) * (steps - 1) / PROGRESS_LINES) for i in range(PROGRESS_LINES)}
         for step, batch in enumerate(self._batches()):
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.run.gate_rate * trapezoid(step, steps)
             loss = self._gradients(batch)
-            self.optimizer.step()
+            take_step(self.optimizer, self.run.gate_rate * trapezoid(step, steps))
             self.gates.clamp_()
             self.objective.ascend(loss)
             if step % LOG_EVERY == 0 or step == steps - 1 or step in shown:
-                history.curve.append(self._row(step, loss, started))
+                curve.append(self._row(step, loss, started))
                 if step in shown:
-                    _report(self.run, history.curve[-1])
+                    _report(self.run, curve[-1])
             if step in snapshots:
-                history.gates += self._gate_rows(step)
-        return history
+                scores += self._gate_rows(step)
+        return curve, scores
 
     def seconds_a_step(self) -> float:
         """Time a step at the shortest, the middle and the longest context, and weigh them; nothing is learned."""
@@ -96,18 +91,18 @@ class Trainer:
 
     def _gradients(self, batch: TargetBatch) -> Loss:
         """One batch's loss; its gradients stand at the gates."""
-        teacher, targets, cache = self._teacher(batch)
+        teacher, targets = self._teacher(batch)
         noise = self.gates.uniform(len(targets), self.generator)
-        student = self.model.hidden(targets, cache, batch.start, self.gates.sample(noise))
+        student = self.model.hidden(targets, self.cache, batch.start, self.gates.sample(noise))
         loss = self.objective.loss(self.objective.distance(self.model, student, teacher), self.gates)
         self.optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
         return loss
 
     @torch.no_grad()
-    def _teacher(self, batch: TargetBatch) -> tuple[Tensor, Tensor, DenseCache]:
-        """The teacher's final hidden states, the targets on the device, and the contexts' cache."""
-        cache = batch.prefill(self.decoder, self.cache)
+    def _teacher(self, batch: TargetBatch) -> tuple[Tensor, Tensor]:
+        """Read the contexts into the cache; return the teacher's final hidden states, and the targets on the device."""
+        self.decoder.prefill(list(batch.contexts), self.cache, PREFILL_TOKENS)
         targets = batch.targets.to(self.decoder.device, non_blocking=True)
         config, total = self.decoder.config, batch.start + targets.shape[1]
         if total > config.max_positions:
@@ -115,7 +110,7 @@ class Trainer:
                 f"run {self.run.name}: a sample of {batch.start} + {targets.shape[1]} tokens; the model's limit is "
                 f"{config.max_positions}"
             )
-        return self.model.hidden(targets, cache, batch.start), targets, cache
+        return self.model.hidden(targets, self.cache, batch.start), targets
 
     def _objective(self) -> Objective:
         run, gates, device = self.run, self.gates, self.decoder.device
@@ -133,11 +128,10 @@ class Trainer:
         """The paper objective's distillation loss with every gate at 0, over one batch of the shortest context."""
         rngs = [random.Random(f"reference/{self.run.seed}/{row}") for row in range(self.run.batch)]
         batch = self.source.batch(rngs, self.contexts[0])
-        teacher, targets, cache = self._teacher(batch)
+        teacher, targets = self._teacher(batch)
         closed = torch.zeros(len(targets), self.gates.layers, self.gates.kv_heads, device=targets.device)
-        student = self.model.hidden(targets, cache, batch.start, closed)
-        objective = PaperObjective(0, 0, 0.0, torch.ones((), device=targets.device))
-        return objective.distance(self.model, student, teacher)
+        student = self.model.hidden(targets, self.cache, batch.start, closed)
+        return PaperObjective.distance(self.model, student, teacher)
 
     def _batches(self) -> Iterator[TargetBatch]:
         """Context lengths go round in shuffled epochs; each sample has random numbers of its own."""
@@ -164,7 +158,7 @@ class Trainer:
         return [step, *values, time.perf_counter() - started]
 
     @torch.no_grad()
-    def _gate_rows(self, step: int) -> list[list[float]]:
+    def _gate_rows(self, step: int) -> Rows:
         scores = self.gates.score().tolist()
         return [[step, layer, head, score] for layer, row in enumerate(scores) for head, score in enumerate(row)]
 

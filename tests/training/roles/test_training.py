@@ -14,10 +14,10 @@ from longdecode.engine.errors import ConfigError, ContextLimitError
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.training_spec import RoleTraining
 from longdecode.methods.head_roles import read_role_file, resolve_roles
-from longdecode.training.roles.artefacts import CURVE_COLUMNS, FILES, GATE_COLUMNS
+from longdecode.training.roles import train
+from longdecode.training.roles.artefacts import CURVE_COLUMNS, GATE_COLUMNS
 from longdecode.training.roles.data.miniature import MiniPasskey
 from longdecode.training.roles.roles import projected
-from longdecode.training.roles.train import main, train_roles
 from longdecode.training.roles.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -43,8 +43,8 @@ KINDS = {
 @pytest.mark.parametrize("run", KINDS.values(), ids=KINDS)
 def test_a_run_writes_its_artefacts(run: RoleTraining, byte_model: Path, tmp_path: Path) -> None:
     (tmp_path / "hotpot.json").write_text(json.dumps([HOTPOT] * 8), encoding="utf-8")
-    train_roles(run, byte_model, CPU, tmp_path / "out", data={"hotpotqa": tmp_path / "hotpot.json"})
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
+    train.train_roles(run, byte_model, CPU, tmp_path / "out", data={"hotpotqa": tmp_path / "hotpot.json"})
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"roles.json", "curve.csv", "gates.csv", "run.json"}
     roles = read_role_file(tmp_path / "out" / "roles.json")
     assert (roles.model, roles.layers, roles.kv_heads, roles.kind) == ("tiny", 3, 2, run.role_kind)
     assert sum(map(sum, roles.roles)) == 4
@@ -122,12 +122,12 @@ def test_the_command_trains_named_runs(byte_model: Path, tmp_path: Path, capsys:
         encoding="utf-8",
     )
     out = tmp_path / "roles"
-    assert main(["--config", str(config), "--runs", "a1", "--out", str(out)]) == 0
+    train.run(config, "a1", out)
     assert (out / "a1" / "roles.json").is_file() and not (out / "a0").exists()
     shown = capsys.readouterr()
     assert "a1 2/2" in shown.err and str(out / "a1" / "roles.json") in shown.out
     # Where a run's steps do not fit the time, it has fewer; too few are refused.
-    assert main(["--config", str(config), "--runs", "a1", "--out", str(out), "--minutes", "1e-5"]) == 1
-    assert "1e-05 minutes leave time for 0 steps" in capsys.readouterr().err
-    assert main(["--config", str(config), "--runs", "a2", "--out", str(out)]) == 1
-    assert "unknown identification run 'a2'; nearest valid name: 'a1'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="1e-05 minutes leave time for 0 steps"):
+        train.run(config, "a1", out, minutes=1e-5)
+    with pytest.raises(ConfigError, match="unknown identification run 'a2'; nearest valid name: 'a1'"):
+        train.run(config, "a2", out)

@@ -10,12 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longdecode.engine.decoder import Decoder
-from longdecode.engine.kv_cache import DenseCache
-
-PREFILL_TOKENS = 65536
-"""Tokens that one prefill chunk works on."""
-
 
 @dataclass(frozen=True, slots=True)
 class TargetSample:
@@ -37,19 +31,9 @@ class TargetBatch:
         """Position of the first target."""
         return self.contexts.shape[1]
 
-    def prefill(self, decoder: Decoder, cache: DenseCache | None = None) -> DenseCache:
-        """Read the contexts densely, into ``cache`` (which must have room for them) or a new one."""
-        if cache is None or cache.batch != len(self.contexts):
-            cache = decoder.new_cache(len(self.contexts), self.start)
-        decoder.prefill(list(self.contexts), cache, PREFILL_TOKENS)
-        return cache
-
 
 class SampleSource(ABC):
     """Makes samples of a given length; the same random numbers make the same sample."""
-
-    equal_lengths: bool = False
-    """True where all samples of one context length have equally many tokens, so that several make a batch."""
 
     @abstractmethod
     def sample(self, rng: random.Random, context_tokens: int) -> TargetSample:

@@ -34,7 +34,7 @@ class Question:
     others: tuple[tuple[str, str], ...]
 
 
-def read_hotpotqa(source: str) -> list[Question]:
+def read_hotpotqa(source: str | Path | None) -> list[Question]:
     """Read the distractor set's development questions.
 
     Args:
@@ -44,6 +44,8 @@ def read_hotpotqa(source: str) -> list[Question]:
     Raises:
         DataUnavailableError: none of these, or a file in another format; the message says how to fetch it.
     """
+    if not source:
+        raise DataUnavailableError(f"the configuration's data.hotpotqa is not set; set it to the file of: {FETCH}")
     path = Path(source).expanduser()
     if path.is_dir():
         path = path / FILE
@@ -54,13 +56,13 @@ def read_hotpotqa(source: str) -> list[Question]:
             raise DataUnavailableError(
                 f"{path} is not in the format of {FILE}: {type(error).__name__}: {error}; fetch it with: {FETCH}"
             ) from error
-    if Path(source).expanduser().is_dir() or Path(source).is_absolute() or source.endswith(".json"):
+    if Path(source).expanduser().is_dir() or Path(source).is_absolute() or path.suffix == ".json":
         raise DataUnavailableError(f"there is no {path}; fetch it with: {FETCH}")
     try:
         from datasets import load_dataset
 
-        rows = load_dataset(source, "distractor", split="validation")
-        return [_question(_official(row)) for row in rows]
+        rows = load_dataset(str(source), "distractor", split="validation")
+        return [_question(row) for row in rows]
     except Exception as error:
         raise DataUnavailableError(
             f"'{source}' is neither a local file nor a hub dataset that can be read from here ({error}); fetch: {FETCH}"
@@ -147,26 +149,19 @@ def answered(answer: str, text: str) -> bool:
 
 
 def _question(row: dict[str, Any]) -> Question:
-    """One row of the official file; a title in ``supporting_facts`` makes a document gold."""
-    gold_titles = {title for title, _ in row["supporting_facts"]}
-    documents = [(str(title), "".join(sentences)) for title, sentences in row["context"]]
+    """One row of the official file, or of the hub, which has columns; ``supporting_facts`` names the gold documents."""
+    facts, context = row["supporting_facts"], row["context"]
+    if isinstance(context, dict):
+        facts = zip(facts["title"], facts["sent_id"], strict=True)
+        context = zip(context["title"], context["sentences"], strict=True)
+    gold_titles = {title for title, _ in facts}
+    documents = [(str(title), "".join(sentences)) for title, sentences in context]
     return Question(
         str(row["question"]),
         str(row["answer"]),
         tuple(document for document in documents if document[0] in gold_titles),
         tuple(document for document in documents if document[0] not in gold_titles),
     )
-
-
-def _official(row: dict[str, Any]) -> dict[str, Any]:
-    """The hub's columns in the official file's layout."""
-    facts, context = row["supporting_facts"], row["context"]
-    return {
-        "question": row["question"],
-        "answer": row["answer"],
-        "supporting_facts": list(zip(facts["title"], facts["sent_id"], strict=True)),
-        "context": list(zip(context["title"], context["sentences"], strict=True)),
-    }
 
 
 def _passage(document: tuple[str, str]) -> str:

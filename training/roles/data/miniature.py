@@ -16,8 +16,6 @@ class MiniPasskey(SampleSource):
         questions: look-ups a sample asks for.
     """
 
-    equal_lengths = True
-
     def __init__(self, questions: int):
         self.questions = questions
 
@@ -33,8 +31,6 @@ class MiniTwoHop(SampleSource):
     Args:
         first_answer: also count the last token of the question, whose output predicts the answer's first.
     """
-
-    equal_lengths = True
 
     def __init__(self, first_answer: bool):
         self.first_answer = first_answer

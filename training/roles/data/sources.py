@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.training_spec import RoleTraining
 from longdecode.training.miniature.books import book_folder
 from longdecode.training.roles.data.batch import SampleSource
-from longdecode.training.roles.data.hotpotqa import FETCH, HotpotQA, read_hotpotqa, without_closed_book
+from longdecode.training.roles.data.hotpotqa import HotpotQA, read_hotpotqa, without_closed_book
 from longdecode.training.roles.data.miniature import MiniPasskey, MiniTwoHop
 from longdecode.training.roles.data.passkey import Passkey, book_haystack, generated_haystack
 
@@ -30,22 +30,13 @@ def sample_source(
     """
     first_answer = run.objective != "code"
     if run.data == "hotpotqa":
-        if not data.get("hotpotqa"):
-            raise DataUnavailableError(
-                f"run {run.name}: the configuration's data.hotpotqa is not set; fetch: {FETCH} and set it to the file"
-            )
-        questions = read_hotpotqa(str(data["hotpotqa"]))
+        questions = read_hotpotqa(data.get("hotpotqa"))
         kept = without_closed_book(questions, decoder, tokenizer, run.steps * run.batch)
         return HotpotQA(tokenizer, kept, first_answer)
     if run.data == "passkey":
         return Passkey(tokenizer, generated_haystack(tokenizer), run.questions, run.passkey_words)
     if run.data == "passkey_books":
-        if not data.get("pg19"):
-            raise DataUnavailableError(
-                f"run {run.name}: data is passkey_books and the configuration's data.pg19 is not set; set it to a "
-                "folder of *.txt books or to a hub id such as emozilla/pg19"
-            )
-        hay = book_haystack(tokenizer, book_folder(str(data["pg19"])), run.contexts[1])
+        hay = book_haystack(tokenizer, book_folder(data.get("pg19")), run.contexts[1])
         return Passkey(tokenizer, hay, run.questions, run.passkey_words)
     if not tokenizer.byte_level:
         raise UnsupportedCellError(

@@ -7,5 +7,3 @@ from longdecode.training.roles.gates.hardkuma import HardKumaGates
 
 GATES: dict[str, type[HeadGates]] = {kind.kind: kind for kind in (HardKumaGates, HardConcreteGates, DirectGates)}
 """Kind of gate to its class."""
-
-__all__ = ["GATES", "DirectGates", "HardConcreteGates", "HardKumaGates", "HeadGates"]
