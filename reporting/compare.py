@@ -14,7 +14,7 @@ from longdecode.reporting.runs import REFERENCE, Run, each, in_order
 from longdecode.reporting.site import Figure, Page, Site
 
 _LINES = 7
-_SHORT = 4096
+_SHORT = 16_384
 """Contexts under this many tokens stand on the tasks' pages alone, where a run has longer ones."""
 _SMALL = (1 / 32, 1 / 8, 1 / 4)
 """Shares of the context at which the heat map changes its shade."""

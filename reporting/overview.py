@@ -174,10 +174,13 @@ def row_anchor(run: str, model: str, context: int, variant: str, budget: str) ->
 def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
     """Yield what to take for a narrower need, one line a model, at its largest batch."""
     long, prose = (rows.suite.isin(wording.TITLES[name]) for name in ("long_answers", "prose"))
+    _, model, context, _ = default_place(rows)
+    farther = rows[(rows.model == model) & (rows.context > context)]
     asked = [
         ("Long answers", rows[long]),
         ("Long text, no look-ups", rows[prose]),
         ("No trained heads", rows[rows.family != "heads"]),
+        *((f"{wording.tokens(longer)} tokens", part) for longer, part in groups(farther, "context")),
     ]
     yield from untimed_answers(site, rows[long])
     for need, part in asked:
@@ -198,8 +201,8 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
 
 def longer_contexts(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
     """Yield how fast variants are at contexts longer than any that was scored, one line each, at the largest batch."""
-    for (name, model), part in groups(rows, ["run", "model"]):
-        run, scored = site.run(name), part.context.max()
+    for name, model in dict.fromkeys(rows[["run", "model"]].pipe(each)):
+        run, scored = site.run(name), rows[rows.model == model].context.max()
         steps = run.steps[(run.steps.model == model) & (run.steps.context > scored) & (run.steps.variant != REFERENCE)]
         for context, timed in groups(steps, "context"):
             at, place = timed[timed.batch == timed.batch.max()], (name, model, context, timed.batch.max())
