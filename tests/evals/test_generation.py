@@ -39,7 +39,7 @@ from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.draft_heads import DraftHeads, write_heads
 from longdecode.methods.registry import get_method
 
-SMALL = replace(CONFIG, vocab_size=64)
+SMALL = replace(CONFIG, vocab_size=64, num_layers=3)
 WRITERS: dict[str, tuple[int | None, dict[str, Any]]] = {
     "tokenswift": (40, {"heads": "random:1", "ngrams": 4}),
     "speculate": (40, {"drafter": "h2o"}),

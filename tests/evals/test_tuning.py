@@ -140,14 +140,15 @@ def test_a_knob_without_effect_stays_at_its_default(monkeypatch: pytest.MonkeyPa
 
 
 def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TuningSpec, "settings", 2)
-    config = build_run_config(values(methods={"full": {}, "h2o": {}}), "run.yaml")
+    models = {"miniature": {"path": str(byte_checkpoint)}}
+    config = build_run_config(values(methods={"full": {}, "h2o": {}}, models=models), "run.yaml")
     path = tmp_path / "results" / "t.json"
     made = tuning.tune(config, "miniature", path)
     assert len(made.methods["h2o"].trials) == 2 and len(made.prompts) == 1 and made.left_out == ()
-    shared = values(methods={"full": {}}, tuning={"records": {"miniature": str(path)}})
+    shared = values(methods={"full": {}}, tuning={"records": {"miniature": str(path)}}, models=models)
     run = build_run_config(shared, "run.yaml")
     evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "a.parquet"}, gated=False)
     stolen = made.model_copy(update={"prompts": (*made.prompts, _prompt(run))})
