@@ -151,20 +151,14 @@ def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(
     shared = values(methods={"full": {}}, tuning={"records": {"miniature": str(path)}}, models=models)
     run = build_run_config(shared, "run.yaml")
     evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "a.parquet"}, gated=False)
-    stolen = made.model_copy(update={"prompts": (*made.prompts, _prompt(run))})
+    sample = get_task("mini_recall_single").samples(256, 1, run.seed, load_tokenizer(byte_checkpoint))[0]
+    stolen = made.model_copy(update={"prompts": (*made.prompts, hash_texts([sample.prompt, sample.forced]))})
     path.write_text(stolen.model_dump_json())
     with pytest.raises(ConfigError, match="sample 0: knobs were tuned on this prompt"):
         evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "b.parquet"}, gated=False)
     path.write_text(made.model_copy(update={"model_hash": "another"}).model_dump_json())
     with pytest.raises(ConfigError, match="tuned on another checkpoint"):
         evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "c.parquet"}, gated=False)
-
-
-def _prompt(run: RunConfig) -> str:
-
-    tokenizer = load_tokenizer(ROOT / "models" / "miniature" / "weights")
-    sample = get_task("mini_recall_single").samples(256, 1, run.seed, tokenizer)[0]
-    return hash_texts([sample.prompt, sample.forced])
 
 
 def test_a_variant_takes_the_tuned_values_and_its_own_override_them(tmp_path: Path) -> None:

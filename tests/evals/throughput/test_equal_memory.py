@@ -25,11 +25,25 @@ from longdecode.evals.throughput.equal_memory import EqualMemoryBench, OwnChoice
 from longdecode.evals.throughput.forced_selection import draw_selections, share_kept
 from longdecode.evals.throughput.harness import shape_config
 from longdecode.evals.throughput.measure import measure_speed
-from longdecode.evals.throughput.spec import Grid
+from longdecode.evals.throughput.spec import RAW_SHAPES
 from longdecode.methods.registry import get_method
+from longdecode.training.miniature.checkpoint import save_checkpoint
+from longdecode.training.miniature.model import Miniature, MiniatureShape
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[3]
+LAYERS, MODELS = 3, {"miniature": {"path": ""}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def three_layers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The miniature's shape, and a random model of it, with three layers instead of twelve."""
+    torch.manual_seed(0)
+    MODELS["miniature"]["path"] = str(folder := tmp_path_factory.mktemp("three"))
+    save_checkpoint(Miniature(MiniatureShape(num_hidden_layers=LAYERS), compiled=False), folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RAW_SHAPES["miniature-shape"], "num_hidden_layers", LAYERS)
+        yield
 
 
 GRID = {
@@ -51,14 +65,9 @@ METHODS = {
 def run_of(*grids: dict[str, Any], methods: dict[str, Any] = METHODS) -> RunConfig:
     values = {
         "profile": "shared", "device": "cpu", "dtype": "float32", "seed": 1, "budgets": [64], "methods": methods,
-        "models": {"miniature": {"path": str(ROOT / "models/miniature/weights")}},
-        "suites": {"mini_recall": {"contexts": [256], "samples": 1}}, "throughput": list(grids),
+        "models": MODELS, "suites": {"mini_recall": {"contexts": [256], "samples": 1}}, "throughput": list(grids),
     }  # fmt: skip
     return build_run_config(values, "test")
-
-
-def bench_of(run: RunConfig) -> EqualMemoryBench:
-    return EqualMemoryBench(run, "equal_memory", CPU)
 
 
 @pytest.mark.parametrize("hit", [0.9, 0.75, 1.0])
@@ -85,8 +94,8 @@ def test_refuses_what_cannot_be_drawn() -> None:
 
 
 def test_batches_follow_from_the_bytes_of_a_sequence() -> None:
-    cells = {(cell.variant, cell.context): cell for cell in bench_of(run_of(GRID)).cells()}
-    token = 2 * 12 * 4 * 32 * 4
+    cells = {(cell.variant, cell.context): cell for cell in EqualMemoryBench(run_of(GRID), "equal_memory", CPU).cells()}
+    token = 2 * LAYERS * 4 * 32 * 4
     for context in (320, 400):
         memory = 2 * context * token
         near, far = cells["near", context].params, cells["far", context].params
@@ -110,7 +119,7 @@ def test_the_bytes_of_a_sequence_are_those_of_the_cache_that_is_timed(monkeypatc
     values = yaml.safe_load((ROOT / "config/offload.yaml").read_text())
     values["throughput"] = [values["throughput"][0] | {"contexts": [8192], "steps": 5}]
     run = build_run_config(values | {"device": "cpu", "dtype": "float32"}, "test")
-    bench, decoder = bench_of(run), random_decoder(small, 0, CPU, torch.float32)
+    bench, decoder = EqualMemoryBench(run, "equal_memory", CPU), random_decoder(small, 0, CPU, torch.float32)
     cells = {cell.variant: cell for cell in bench.cells()}
     assert set(cells) == {"full", *run.throughput.grids[0].variants}
     for cell in cells.values():
@@ -133,11 +142,10 @@ def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monke
     assert ahead.status == "unsupported" and "a layer early" in str(ahead.reason)
     assert {r.status for r in found.values()} == {"ok"}, [r.reason for r in records if r.status != "ok"]
     assert len(found) == 7 and all(r.reference == "full" for r in found.values())
-    block, lists = 2 * 8 * 32 * 4, 12 * 4
 
     def blocks(record: SpeedRecord) -> float:
         """Blocks that a list fetches in a step."""
-        return float(record.params["fetched_bytes"]) / block / lists
+        return float(record.params["fetched_bytes"]) / (2 * 8 * 32 * 4) / (LAYERS * 4)
 
     assert blocks(found["far", 0.8]) == pytest.approx(8 * 0.2, rel=0.3)
     assert blocks(found["far", 0.9]) == pytest.approx(8 * 0.1, rel=0.3)
@@ -151,12 +159,11 @@ def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monke
     assert far.bytes_min < full.bytes_min
 
 
-BLOCKS = {"block_size": 8}
 OWN_METHODS = {
     "full": {},
-    "near": {"method": "nosa", "params": {**BLOCKS, "heads": "random:1"}},
-    "far": {"method": "nosa", "params": {**BLOCKS, "heads": "random:1", "offload": True}},
-    "spare": {"method": "nosa", "params": {**BLOCKS, "heads": "random:1", "offload": True, "spare_slots": 4}},
+    "near": {"method": "nosa", "params": {"block_size": 8, "heads": "random:1"}},
+    "far": {"method": "nosa", "params": {"block_size": 8, "heads": "random:1", "offload": True}},
+    "spare": {"method": "nosa", "params": {"block_size": 8, "heads": "random:1", "offload": True, "spare_slots": 4}},
     "shadow": {"method": "shadowkv", "params": {"offload": True}},
 }
 
@@ -171,10 +178,6 @@ def grid_of(**changes: Any) -> dict[str, Any]:
 
 def run_of_own(*grids: dict[str, Any]) -> RunConfig:
     return run_of(*(grids or [grid_of()]), methods=OWN_METHODS)
-
-
-def spec_of(run: RunConfig) -> Grid:
-    return run.throughput.grids[0]
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +202,7 @@ def own_bench(run: RunConfig) -> OwnChoicesBench:
 
 
 def test_a_prompt_leaves_as_many_tokens_as_are_decoded() -> None:
-    grid = spec_of(run_of_own())
+    grid = run_of_own().throughput.grids[0]
     assert grid.scored_tokens == 1 + (2 + 2 * 2) * 3
     for request in own_bench(run_of_own()).requests(grid, 384, 3):
         assert len(request.prompt_ids) + len(request.forced_ids) == 384
@@ -220,8 +223,8 @@ def test_rows_are_windows_of_text_that_do_not_depend_on_the_batch() -> None:
 def test_losses_are_those_of_plain_decoding(timed: dict[str, SpeedRecord]) -> None:
     """Steps timed in blocks are one generation: every label's loss is the engine's on the same words."""
     bench = own_bench(run_of_own())
-    decoder = load_decoder(ROOT / "models/miniature/weights", device=CPU, dtype=torch.float32)
-    scored = spec_of(run_of_own()).scored_tokens
+    decoder = load_decoder(Path(MODELS["miniature"]["path"]), device=CPU, dtype=torch.float32)
+    scored = run_of_own().throughput.grids[0].scored_tokens
     for label, spec in run_of_own().methods.items():
         budget = 64 if spec.takes_budget else None
         method = get_method(spec.method).from_budget(budget, decoder.config, **spec.params_of("miniature"))
@@ -243,7 +246,7 @@ def test_where_the_cache_lies_changes_bytes_and_no_loss(timed: dict[str, SpeedRe
     assert near.params["fetched_bytes"] == 0 and near.params["miss_rate"] is None
     assert 0 < spare.params["miss_rate"] < far.params["miss_rate"] < 1
     assert 0 < timed["shadow"].params["miss_rate"] < 1
-    block, lists = 2 * 8 * 32 * 4, 12 * 4
+    block, lists = 2 * 8 * 32 * 4, LAYERS * 4
     assert far.params["fetched_bytes"] == pytest.approx(far.params["miss_rate"] * 8 * lists * block)
     assert all(r.reference == "full" and len(r.samples) == 2 and r.weights == "checkpoint" for r in timed.values())
 
@@ -256,10 +259,10 @@ def test_prompts_that_are_read_whole_leave_the_steps_choices(timed: dict[str, Sp
     assert 0 < far.params["miss_rate"] < 1 and far.params["loss"] != own.params["loss"]
     # The same prompt read by full attention, then NOSA's steps on it.
     bench = own_bench(run_of_own())
-    decoder = load_decoder(ROOT / "models/miniature/weights", device=CPU, dtype=torch.float32)
+    decoder = load_decoder(Path(MODELS["miniature"]["path"]), device=CPU, dtype=torch.float32)
     method = get_method("nosa").from_budget(64, decoder.config, block_size=8, heads="random:1")
     generator, requests = Generator(decoder), bench.requests(bench.grids[0], 384, 2)
-    scored = spec_of(run_of_own()).scored_tokens
+    scored = run_of_own().throughput.grids[0].scored_tokens
     prompt = replace(generator.prefill(requests, [method]), maker=method)
     found = generator.decode(prompt, method)
     loss = -sum(sum(one.forced_logprobs[:scored]) for one in found) / (2 * scored)
@@ -292,8 +295,7 @@ def test_a_fork_that_another_run_is_to_train_is_asked_for_by_the_jobs_that_need_
 ) -> None:
     """The committed run plans its other jobs and its pages without; a path that is no fork's is refused at once."""
     monkeypatch.chdir(ROOT)
-    text = (ROOT / "config/offload.yaml").read_text(encoding="utf-8")
-    values = yaml.safe_load(text.replace("results/nosa/", "results/absent/"))
+    values = yaml.safe_load(Path("config/offload.yaml").read_text("utf-8").replace("results/nosa/", "results/absent/"))
     run = build_run_config(values | {"device": "cpu"}, "test")
     plan = Plan(run, ROOT)
     gone = {path for path in plan.timed_files("own_choices") if path.startswith("results/absent/forks/")}
