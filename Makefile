@@ -47,8 +47,7 @@ format: $(STAMP) ## Format and mend what can be mended
 	$(BIN)/snakefmt Snakefile workflow
 
 types: $(STAMP) ## Check types
-	$(BIN)/mypy -p longdecode
-	$(BIN)/mypy .ci/write_lock.py
+	MYPYPATH=.ci $(BIN)/mypy -p longdecode -m write_lock
 
 pytest: $(STAMP) ## Tests alone; ARGS="-k quest" chooses
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
