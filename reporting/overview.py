@@ -140,7 +140,7 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
     others = [
         {
             "title": part.title.iloc[0],
-            "budget": f"{int(part.budget_tokens.iloc[0]):,}",
+            "budget": _size(part.iloc[0]),
             "speed": wording.number(part.speed.iloc[0], "times"),
             "worst": task_line(top(part, (part.loss / part.margin))),
             "row": row_anchor(place[0], place[1], place[2], part.variant.iloc[0], part.budget.iloc[0]),
@@ -152,13 +152,18 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
         "front": _front_words(found.rows.front_share.dropna()),
         "title": row.title,
         "family": row.family,
-        "budget": "" if row.budget == REFERENCE else f"{int(row.budget_tokens):,}",
+        "budget": _size(row),
         "speed": wording.number(row.speed, "times"),
         "speed_interval": wording.interval(row.speed_low, row.speed_high, "times"),
         "method": site.run(place[0]).methods[row.variant],
         "tasks": [task_line(r) for r in found.rows.pipe(each)],
         "row": row_anchor(place[0], place[1], place[2], row.variant, row.budget),
     }
+
+
+def _size(row: pd.Series) -> str:
+    """Return a budget in tokens; nothing where everything is read."""
+    return "" if row.budget == REFERENCE else f"{int(row.budget_tokens):,}"
 
 
 def _front_words(shares: pd.Series) -> str:
@@ -193,7 +198,7 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
                 row = found.first
                 verdict = "within the margin" if found.state == "proven" else f"cannot tell, {found.prompts[1]} prompts"
                 speed = f"{wording.times(row.speed)}{wording.TIMES}"
-                size = "" if row.budget == REFERENCE else f", {int(row.budget_tokens):,} tokens"
+                size = f", {_size(row)} tokens" if _size(row) else ""
                 answer = f"{row.title}{size}: {speed} ({verdict})"
             yield {"need": need, "place": place_words(site, place), "answer": answer}
     yield from longer_contexts(site, rows)
