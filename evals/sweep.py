@@ -38,6 +38,8 @@ RECORD_BYTES, TOKEN_BYTES = 600, 3
 """Bytes of a stored sample without its output, and of each token of it (zstd; results/tiny and results/h200)."""
 JOB_SECONDS = 90.0
 """Loading a checkpoint of 8B, its gate and the first kernels, a job."""
+BATCH_SECONDS = 0.5
+"""A variant's cache, graphs and scores, a batch of prompts; two jobs a GPU took 0.6 s (qwen-32k) and 1.5 s (qwen)."""
 NEW_TOKENS = 64
 """Tokens that a sample of a suite generates where the sizes do not say: those of generated look-ups."""
 RUNTIME_GB = 2.0
@@ -152,20 +154,19 @@ def _samples_cost(run: RunConfig, file: RecordFile) -> Cost:
     if size is None:
         return Cost()
     share = size.read * size.weights / 16.1e9
-    new = SIZES["new_tokens"].get(folder_of(file.suite)[0], NEW_TOKENS)
-    seconds = samples = 0.0
+    new, seconds, samples = SIZES["new_tokens"].get(folder_of(file.suite)[0], NEW_TOKENS), 0.0, 0.0
+    # One prefill serves all budgets, and in a job of many variants all of these, unless rows are filled again.
+    readers = 1 if run.jobs == "cell" or spec.refill else sum(file.suite in run.suites_of(v) for v in run.methods)
     for context in spec.contexts if file.context is None else (file.context,):
         for task in (get_task(name, run.data) for name in spec.tasks):
             count = min(spec.samples, SIZES["problems"].get(task.name, math.inf)) * task.samples_per_problem
             for budget in run.budgets_of(file.variant):
                 chosen = budget.tokens(context) if not budget.of_bytes else math.ceil((budget.value or 1) * context)
                 read = context if chosen is None else min(context, chosen + CHOOSING_SHARE * context)
-                steps = math.ceil(count / spec.batch) * min(new, context // 2)
-                kept = min(count, spec.batch) * size.kv_bytes * read
-                seconds += steps * step_seconds(MEASURED_BYTES * share + kept, share)
+                step = step_seconds(MEASURED_BYTES * share + min(count, spec.batch) * size.kv_bytes * read, share)
+                seconds += math.ceil(count / spec.batch) * (BATCH_SECONDS + min(new, context // 2) * step)
                 samples += count
-            # One prefill serves all budgets of a job.
-            seconds += count * prefill_seconds(context, share)
+            seconds += count * prefill_seconds(context, share) / readers
     return Cost(0, seconds / 3600, records_bytes=samples * (RECORD_BYTES + TOKEN_BYTES * new))
 
 

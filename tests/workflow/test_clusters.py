@@ -17,7 +17,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals.budgets import Budget
 from longdecode.evals.plan import CLUSTER_THREADS, Plan
 from longdecode.evals.run_config import build_run_config, granted, load_run_config
-from longdecode.evals.sweep import RUNTIME_GB, kept_bytes, prefill_seconds, step_seconds
+from longdecode.evals.sweep import RUNTIME_GB, cost_of, kept_bytes, prefill_seconds, step_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,11 +69,12 @@ def test_a_plan_is_priced_by_the_steps_prefills_and_memory_that_were_measured() 
     assert step_seconds(1e12, 0) == pytest.approx(slope * 1e12, rel=1e-3)
     total = sum(prefill_seconds(int(context), 1) for context in prefills["context"])
     assert total == pytest.approx(prefills["median_us"].sum() * 1e-6, rel=1e-3)
+    # Variants of a job share its prefill: scores of qwen-32k took 717 s of one GPU.
+    cost = cost_of(load_run_config(ROOT / "config" / "qwen-32k.yaml"))
+    assert 600 < cost.gpu_hours * 3600 - 90 * cost.jobs < 900
     # Methods with a cache of their own are timed without the prompt beside it.
-    run, peaks = (
-        load_run_config(ROOT / "config" / "h200.yaml"),
-        steps.groupby(["variant", "context", "batch"])["peak_bytes"],
-    )
+    run = load_run_config(ROOT / "config" / "h200.yaml")
+    peaks = steps.groupby(["variant", "context", "batch"])["peak_bytes"]
     for name, context, batch in (
         ("full", 524288, 1),
         ("quest", 524288, 1),
