@@ -262,37 +262,40 @@ class Plan:
         return {"model": asdict(self.run.models[model]), "methods": methods, "tuning": spec}
 
     def _train_roles(self, role_run: str, **_: str) -> dict[str, Any]:
-        return self._training(self.run.role_trainings[role_run], "training/roles")
+        return self._training(self.run.role_trainings[role_run], self.code_of("training.roles.train"))
 
     def _train_fork(self, fork: str, **_: str) -> dict[str, Any]:
-        return self._training(self.run.fork_trainings[fork], "training", "methods")
+        return self._training(self.run.fork_trainings[fork], self.code_of("training.forks.train", "methods"))
 
-    def _training(self, training: Any, *folders: str) -> dict[str, Any]:
-        about = {"data": self.run.data, "model": asdict(self.run.models[training.model]), "run": asdict(training)}
-        return about | {"code": self.folder_hash(*folders, "engine")}
+    def _training(self, training: Any, code: str) -> dict[str, Any]:
+        model = asdict(self.run.models[training.model])
+        return {"data": self.run.data, "model": model, "run": asdict(training), "code": code}
 
     def _train_heads(self, model: str) -> dict[str, Any]:
-        return {"data": self.run.data, "model": model, "code": self.folder_hash("training/draft_heads")}
+        return {"data": self.run.data, "model": model, "code": self.code_of("training.draft_heads.train")}
 
     def _overlap(self) -> dict[str, Any]:
-        return {"overlap": self.run.overlap, "code": self.run.overlap and self.folder_hash("training/roles", "engine")}
+        return {"overlap": self.run.overlap, "code": self.run.overlap and self.code_of("training.roles.overlap")}
 
     def _locality(self) -> dict[str, Any]:
-        code = self.run.locality and self.folder_hash("training/forks", "engine", "methods")
+        code = self.run.locality and self.code_of("training.forks.locality", "methods")
         return {"locality": self.run.locality, "code": code}
 
     def _retrospection(self, model: str) -> dict[str, Any]:
         spec = self.run.retrospection
         about = {"data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr((spec, self.run.budgets))}
-        return about | {"methods": self._methods(spec.variants, model), "code": self._job_code("retrospection")}
+        code = self.code_of("evals.retrospection", "methods")
+        return about | {"methods": self._methods(spec.variants, model), "code": code}
 
     def _write_texts(self, writing: str) -> dict[str, Any]:
         spec, run = self.run.generation, self.run.generation.runs[writing]
         about = {"data": self.run.data, "model": asdict(self.run.models[run.model]), "run": repr((run, spec.samplers))}
-        return about | {"methods": self._methods(run.named, run.model), "code": self._job_code("generation.job")}
+        code = self.code_of("evals.generation.job", "methods")
+        return about | {"methods": self._methods(run.named, run.model), "code": code}
 
-    def _job_code(self, module: str) -> str:
-        return fingerprint.code_hash([f"longdecode.evals.{module}"], ()) + self.folder_hash("methods")
+    def code_of(self, module: str, *folders: str) -> str:
+        """Hash a module of the package with all that it imports, and the files in folders of what it looks up."""
+        return fingerprint.code_hash([f"longdecode.{module}"], ()) + (self.folder_hash(*folders) if folders else "")
 
     @functools.cache  # noqa: B019
     def folder_hash(self, *folders: str) -> str:

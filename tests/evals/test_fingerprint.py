@@ -170,16 +170,12 @@ def test_a_copy_has_the_same_hash_and_a_missing_module_none(rooms: Path, tmp_pat
 
 def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> None:
     def closure(*roots: str) -> set[str]:
-        files = [path for root in roots for path in [REPOSITORY / root]]
-        return {path.relative_to(REPOSITORY).as_posix() for path in import_closure(files)}
+        return {path.relative_to(REPOSITORY).as_posix() for path in import_closure(REPOSITORY / root for root in roots)}
 
-    quality = closure("evals/quality_job.py", "evals/tasks/episodes.py", "methods/quest/method.py")
-    assert {
-        "engine/decoder.py", "kernels/page_score/gpu.py", "kernels/linear/gpu.py", "evals/generators/lookup.py",
-        "engine/tokenizer.py",
-    } <= quality  # fmt: skip
+    scored = closure("evals/quality_job.py", "evals/tasks/episodes.py", "methods/quest/method.py")
+    assert {"engine/decoder.py", "kernels/linear/gpu.py", "evals/generators/lookup.py", "engine/tokenizer.py"} <= scored
     others = ("reporting/", "evals/throughput/", "evals/scoring/", "methods/lychee/", "evals/tasks/ruler")
-    assert not [path for path in quality if path.startswith(others)]
+    assert not [path for path in scored if path.startswith(others)]
     assert "evals/scoring/math_checker.py" in closure("evals/tasks/math.py")
     assert "evals/tasks/longbench.yaml" in closure("evals/tasks/longbench.py")
     speed = closure("evals/throughput/decode.py")

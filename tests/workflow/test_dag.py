@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from longdecode.evals import fingerprint
 from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import build_run_config, load_run_config
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_RULES = {"gate", "tables", "report", "all"}
 DECODE = [{"bench": "decode", "model": "random", "contexts": [512], "budgets": [64]}]
+ROLES = {"recipe": "hardkuma", "model": "random", "heads": 2, "contexts": [64]}
 
 
 def planned(output: str) -> dict[str, int]:
@@ -57,14 +59,13 @@ def test_times_alone_score_nothing_and_what_is_done_needs_no_gpu_here(snakemake:
 
 
 def test_roles_and_gates_come_before_what_reads_them(snakemake: Any, write_config: Any) -> None:
-    run = {"recipe": "hardkuma", "model": "random", "heads": 2, "contexts": [64]}
     methods = {
         "full": {},
         "lychee": {"params": {"roles": "results/trial/identification/random/kuma/roles.json"}},
         "lychee_even": {"method": "lychee", "params": {"roles": "spread", "retrieval_heads": 2}},
         "timed": {"method": "quest", "suites": []},
     }
-    training = {"kuma": run, "other": run}
+    training = {"kuma": ROLES, "other": ROLES}
     path = write_config(methods=methods, training=training, device="cuda", throughput=DECODE, allow_untuned=True)
     targets = ["results/trial/records/random/lychee/mini_recall.parquet", "results/trial/speed/random.parquet"]
     shown = snakemake("-n", "--configfile", path, "--", *targets, check=True).stdout
@@ -98,25 +99,31 @@ def test_a_profile_has_the_files_that_it_asks_for(profile: str) -> None:
     assert bool(plan.speed_records) == bool(run.throughput.grids)
 
 
-def test_settings_change_with_what_the_records_depend_on(write_config: Any) -> None:
+def test_settings_change_with_what_the_records_depend_on(write_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(**changes: Any) -> Plan:
-        values = yaml.safe_load(write_config(throughput=DECODE, **changes).read_text())
+        values = yaml.safe_load(write_config(throughput=DECODE, training={"kuma": ROLES}, **changes).read_text())
         return Plan(build_run_config(values, "c"), ROOT)
 
-    def settings(plan: Plan) -> tuple[str, str, str]:
+    def settings(plan: Plan) -> tuple[str, ...]:
         return (
             plan.depends("evaluate", model="random", suite="mini_recall"), plan.depends("throughput", job="random"),
-            plan.depends("gate"),
+            plan.depends("gate"), plan.depends("train_roles", role_run="kuma"),
         )  # fmt: skip
 
-    first = settings(plan())
-    for changes, same in (
-        ({"pilot": True}, (True, True, True)),
-        ({"seed": 1}, (False, False, False)),
-        ({"budgets": [0.25]}, (False, True, False)),
-        ({"methods": {"full": {}, "quest": {"params": {"page_size": 8}}}}, (False, False, False)),
+    def content(path: Path, *version: int) -> tuple[str, frozenset[str]]:
+        return "" if path == ROOT / edited else hashed(path, *version)[0], hashed(path, *version)[1]
+
+    hashed, edited, first = fingerprint._content, "", settings(plan())
+    monkeypatch.setattr(fingerprint, "_content", content)
+    for edited, changes, same in (
+        ("", {"pilot": True}, (True, True, True, True)),
+        ("", {"seed": 1}, (False, False, False, False)),
+        ("", {"budgets": [0.25]}, (False, True, False, True)),
+        ("", {"methods": {"full": {}, "quest": {"params": {"page_size": 8}}}}, (False, False, False, True)),
+        ("training/loop.py", {}, (True, True, True, False)),
+        ("kernels/score_rows.py", {}, (False, False, False, True)),
     ):
-        assert tuple(a == b for a, b in zip(first, settings(plan(**changes)), strict=True)) == same, changes
+        assert tuple(a == b for a, b in zip(first, settings(plan(**changes)), strict=True)) == same, (edited, changes)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 6, 8])
@@ -145,8 +152,7 @@ def test_planning_in_a_job_does_not_import_torch() -> None:
         "import sys; sys.path.insert(0, 'src'); from pathlib import Path\n"
         "from longdecode.evals.plan import Plan\n"
         "import yaml; from longdecode.evals.run_config import build_run_config\n"
-        "values = yaml.safe_load(Path('config/demo.yaml').read_text())\n"
-        "plan = Plan(build_run_config(values, 'c', check_params=False), Path())\n"
+        "plan = Plan(build_run_config(yaml.safe_load(open('config/demo.yaml')), 'c', check_params=False), Path())\n"
         "plan.depends('evaluate', model='miniature', suite='mini_recall'), plan.depends('gate')\n"
         "print('torch' in sys.modules)"
     )

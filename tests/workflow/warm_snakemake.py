@@ -29,8 +29,6 @@ def warm() -> None:
     plan = Plan(build_run_config(values, "demo"), ROOT)
     for room in ("evals", "reporting"):
         plan.folder_hash(room)
-    for part in ("roles", "long_context", "draft_heads", "miniature", "forks"):
-        plan.folder_hash(f"training/{part}")
     for suite in values["suites"]:
         plan.depends("evaluate", model="miniature", suite=suite)
     plan.depends("gate")

@@ -106,7 +106,7 @@ use rule built_model as miniature_train with:
     resources:
         gpu=1,
     params:
-        depends=PLAN.folder_hash("training/miniature"),
+        depends=lambda wildcards: PLAN.code_of("training.miniature.train"),
 
 
 use rule miniature_train as smollm2_train with:
@@ -118,4 +118,4 @@ use rule miniature_train as smollm2_train with:
     log:
         "results/smollm2/logs/train.log",
     params:
-        depends=PLAN.folder_hash("training/long_context"),
+        depends=lambda wildcards: PLAN.code_of("training.long_context.train"),
