@@ -9,7 +9,7 @@ import pytest
 from site_pages import Parsed
 
 ROADS = {
-    "which method at 32K, how much faster": (r"32K tokens ?Qwen\S+, 32K tokens, batch 32.*?: \d\.\d\d× \((cannot tell|within)", []),
+    "which method at 32K, how much faster": (r"32K tokens ?Qwen\S+, 32K tokens.*?: \d\.\d\d× \((cannot|within)", []),
     "is quality kept, on what": (r"Lost against Full.*RULER.*\[.*points", []),
     "does 2.7 times come out": (r"LycheeDecode Speed over full attention.*?2\.7×.*?1\.55×.*?not", []),
     "does 5.04 times come out": (r"NOSA Decode throughput over full attention.*?5\.04×.*?3\.95×.*?partly", []),
