@@ -267,9 +267,8 @@ class Plan:
     def _train_fork(self, fork: str, **_: str) -> dict[str, Any]:
         return self._training(self.run.fork_trainings[fork], self.code_of("training.forks.train", "methods"))
 
-    def _training(self, training: Any, code: str) -> dict[str, Any]:
-        model = asdict(self.run.models[training.model])
-        return {"data": self.run.data, "model": model, "run": asdict(training), "code": code}
+    def _training(self, run: Any, code: str) -> dict[str, Any]:
+        return {"data": self.run.data, "model": asdict(self.run.models[run.model]), "run": asdict(run), "code": code}
 
     def _train_heads(self, model: str) -> dict[str, Any]:
         return {"data": self.run.data, "model": model, "code": self.code_of("training.draft_heads.train")}
@@ -278,13 +277,12 @@ class Plan:
         return {"overlap": self.run.overlap, "code": self.run.overlap and self.code_of("training.roles.overlap")}
 
     def _locality(self) -> dict[str, Any]:
-        code = self.run.locality and self.code_of("training.forks.locality", "methods")
-        return {"locality": self.run.locality, "code": code}
+        spec = self.run.locality
+        return {"locality": spec, "code": spec and self.code_of("training.forks.locality", "methods")}
 
     def _retrospection(self, model: str) -> dict[str, Any]:
-        spec = self.run.retrospection
+        spec, code = self.run.retrospection, self.code_of("evals.retrospection", "methods")
         about = {"data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr((spec, self.run.budgets))}
-        code = self.code_of("evals.retrospection", "methods")
         return about | {"methods": self._methods(spec.variants, model), "code": code}
 
     def _write_texts(self, writing: str) -> dict[str, Any]:
