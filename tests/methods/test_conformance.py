@@ -41,12 +41,17 @@ ON_HOST = (
 """Modules that look at lengths where that is free."""
 
 
+INPUTS = {layers: cache(conformance_bench.make_inputs.__wrapped__) for layers in (5, 7)}
+"""Inputs of all methods, with what full attention makes of them."""
+
+
 @pytest.fixture
 def few_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five layers instead of seven: all planted bugs but two of methods with layers of several kinds show in them."""
-    for module in (conformance_bench, conformance_model) if name not in ("omnikv", "tidal") else ():
-        monkeypatch.setattr(module, "CONFIG", replace(CONFIG, num_layers=5))
-    monkeypatch.setattr(conformance_bench, "make_inputs", cache(conformance_bench.make_inputs.__wrapped__))
+    layers = 7 if name in ("omnikv", "tidal") else 5
+    for module in (conformance_bench, conformance_model):
+        monkeypatch.setattr(module, "CONFIG", replace(CONFIG, num_layers=layers))
+    monkeypatch.setattr(conformance_bench, "make_inputs", INPUTS[layers])
 
 
 @pytest.mark.parametrize("name", method_names())
@@ -132,8 +137,7 @@ def triton_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run float32 through the Triton kernels in the interpreter: one step of a shallow model over short prompts."""
 
     def path(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
-        naive = os.environ.get(dispatch.VARIABLE) == "naive" or dtype == torch.float64
-        return "naive" if naive else "triton"
+        return "naive" if os.environ.get(dispatch.VARIABLE) == "naive" or dtype == torch.float64 else "triton"
 
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(dispatch, "kernel_path", path)
@@ -166,8 +170,7 @@ METHODS = ["retro", "selection_reuse", "h2o", "tova", "streaming", "snapkv"]
 @pytest.mark.parametrize("name", ["h2o", "tova", "snapkv"])
 def test_a_prompt_shorter_than_its_cache_is_cut_too(name: str) -> None:
     """The longest budget of a growing one may be over what the shortest prompt has."""
-    place = Place(1000, 2)
-    check_launches(name, CONFIG, {"share": 0.2}, 125, place, torch.device("cpu"), torch.float32)
+    check_launches(name, CONFIG, {"share": 0.2}, 125, Place(1000, 2), torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("name", METHODS)
