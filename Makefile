@@ -111,8 +111,8 @@ lock: ## Resolve pyproject.toml anew into requirements.lock and environment.yml 
 clean: ## Remove the demo's and CI's results and reports, caches and Snakemake's notes (keeps .venv and results/h200)
 	rm -rf results/demo results/tiny reports/demo reports/tiny build .snakemake .pytest_cache .mypy_cache .ruff_cache
 
-# Torch by itself and first: a machine that keeps a wheel of its own for it (CPU only, or another CUDA) then keeps using it.
-# The rest in two halves at once, each taken as listed: the lock is closed. The last pip checks that, and adds what this
+# Torch by itself: a machine that keeps a wheel of its own for it (CPU only, or another CUDA) then keeps using it. Beside it
+# the rest in two halves, each taken as listed: the lock is closed. The last pip checks that, and adds what this
 # build of torch alone needs.
 # Python compiles what it imports: compiling all that is installed takes a minute, half of the set-up. What every process
 # imports is compiled beside pip's check, as the first jobs and tests would each do it at once.
@@ -123,12 +123,13 @@ $(STAMP): requirements.lock
 		"on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the packages of requirements.lock into $(VENV): two minutes with a fast network"
-	@$(PIP) --no-deps "$(shell grep '^torch==' requirements.lock)"
+	@grep '^torch==' requirements.lock > $(VENV)/part.torch.lock
 	@grep -v -e '^torch==' -e '^#' requirements.lock > $(VENV)/rest.lock
-	@awk '{print > "$(VENV)/rest." NR % 2 ".lock"}' $(VENV)/rest.lock
-	@command -v uv >/dev/null 2>&1 && uv pip install -q --python $(BIN)/python -r $(VENV)/rest.lock \
-		|| printf '%s\n' 0 1 | xargs -P 2 -I % $(PIP) --no-deps -r $(VENV)/rest.%.lock
+	@awk '{print > "$(VENV)/part." NR % 2 ".lock"}' $(VENV)/rest.lock
+	@command -v uv >/dev/null 2>&1 && $(PIP) --no-deps -r $(VENV)/part.torch.lock \
+		&& uv pip install -q --python $(BIN)/python -r $(VENV)/rest.lock \
+		|| printf '%s\n' torch 0 1 | xargs -P 3 -I % $(PIP) --no-deps -r $(VENV)/part.%.lock
 	@$(BIN)/python -c 'import torch._dynamo, transformers, scipy.stats, snakemake.cli' 2>/dev/null & \
-		$(PIP) --no-build-isolation "$(shell grep '^torch==' requirements.lock)" -r $(VENV)/rest.lock -e . && wait
+		$(PIP) --no-build-isolation -r $(VENV)/part.torch.lock -r $(VENV)/rest.lock -e . && wait
 	@rm -f $(VENV)/.installed-*
 	@touch $@
