@@ -30,7 +30,7 @@ def mix(z):
 
 @triton.jit
 def gumbel(b_seed, b_position, o_column):
-    """Gumbel noise of one row at its columns, float64; see ``noise.gumbel_noise``."""
+    """Gumbel noise of one row at its columns, float64; see ``naive.gumbel_noise``."""
     b_row = mix(mix(b_seed * _GOLDEN + 1) + b_position * _GOLDEN)
     b_bits = (mix(b_row + (o_column.to(tl.int64) + 1) * _GOLDEN) >> 11) & 0x1FFFFFFFFFFFFF
     b_uniform = (b_bits.to(tl.float64) + 0.5) * 1.1102230246251565e-16  # 2 ** -53
