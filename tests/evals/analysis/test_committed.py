@@ -30,7 +30,7 @@ def test_measures_are_those_that_pages_showed() -> None:
     shown = at[(at["variant"] == "nosa_overlap32") & (at["setting"] == "hit_rate=0.944")].set_index("over")["value"]
     assert shown["infllm2_overlap32"] == pytest.approx(1.36, abs=0.006)
     assert shown["shadowkv"] == pytest.approx(2.93, abs=0.006)
-    more = measured("qwen", REQUESTS).set_index(["measure", "variant", "over", "context"])["value"].sort_index()
+    more = measured("qwen-32k", REQUESTS).set_index(["measure", "variant", "over", "context"])["value"].sort_index()
     assert more["extra_ms", "retro", "quest", 32768].tolist() == pytest.approx([0.14, 0.16], abs=0.006)
     texts = measured("tokenswift", [])
     assert set(texts["measure"]) >= {"alpha", "beta", "minutes", "average_distinct", "head_loss", "head_right"}
