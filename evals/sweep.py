@@ -39,7 +39,7 @@ RECORD_BYTES, TOKEN_BYTES = 600, 3
 JOB_SECONDS = 90.0
 """Loading a checkpoint of 8B, its gate and the first kernels, a job."""
 BATCH_SECONDS = 0.5
-"""A variant's cache, graphs and scores, a batch of prompts; two jobs a GPU took 0.6 s (qwen-32k) and 1.5 s (qwen)."""
+"""A variant's cache, graphs and scores, a batch of prompts: what results/qwen-32k/jobs.csv took beside its steps."""
 NEW_TOKENS = 64
 """Tokens that a sample of a suite generates where the sizes do not say: those of generated look-ups."""
 RUNTIME_GB = 2.0

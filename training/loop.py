@@ -79,11 +79,11 @@ def warmed_cosine(step: int, warmup: int, passed: float, floor: float = 0.0) -> 
 
 
 def take_step(optimizer: torch.optim.Optimizer, rate: float, clip: float | None = None) -> None:
-    """Step at a learning rate, the gradients' norm cut to ``clip`` where one is given, and drop the gradients."""
+    """Step at a learning rate, the norm of all gradients cut to ``clip`` where one is given, and drop the gradients."""
     for group in optimizer.param_groups:
         group["lr"] = rate
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(group["params"], clip)
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 

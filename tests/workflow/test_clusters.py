@@ -69,9 +69,10 @@ def test_a_plan_is_priced_by_the_steps_prefills_and_memory_that_were_measured() 
     assert step_seconds(1e12, 0) == pytest.approx(slope * 1e12, rel=1e-3)
     total = sum(prefill_seconds(int(context), 1) for context in prefills["context"])
     assert total == pytest.approx(prefills["median_us"].sum() * 1e-6, rel=1e-3)
-    # Variants of a job share its prefill: scores of qwen-32k took 717 s of one GPU.
-    cost = cost_of(load_run_config(ROOT / "config" / "qwen-32k.yaml"))
-    assert 600 < cost.gpu_hours * 3600 - 90 * cost.jobs < 900
+    # Variants of a job share its prefill.
+    cost = cost_of(load_run_config(ROOT / "config/qwen-32k.yaml"))
+    taken = pd.read_csv(ROOT / "results/qwen-32k/jobs.csv").end_s.max()
+    assert cost.gpu_hours * 3600 - 90 * cost.jobs == pytest.approx(taken, rel=0.25)
     # Methods with a cache of their own are timed without the prompt beside it.
     run = load_run_config(ROOT / "config" / "h200.yaml")
     peaks = steps.groupby(["variant", "context", "batch"])["peak_bytes"]

@@ -60,8 +60,7 @@ def train(curriculum: Curriculum, output: Path, library: Library, device: torch.
         ids, weights = ids.to(device, torch.int64, non_blocking=True), weights.to(device, non_blocking=True)
         loss = _loss(model, ids, weights)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), curriculum.gradient_clip)  # of matrices and vectors together
-        take_step(optimizer, curriculum.learning_rate_at(step))
+        take_step(optimizer, curriculum.learning_rate_at(step), curriculum.gradient_clip)
         done = step + 1
         if done % curriculum.validate_every_steps == 0 or done == curriculum.total_steps:
             lengths = (
