@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,8 +22,8 @@ T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 _REFUSED = "refused"
 _MOST_SHOWN = 400
-MOST_NODES, MOST_LEVELS = 200_000, 50
-"""Values of a file once its aliases are written out, and their depth; the largest configuration has about 2,000."""
+MOST_NODES = 200_000
+"""Values of a file once its aliases are written out; the largest configuration has about 2,000."""
 
 
 def wrong(problem: str, key: str = "") -> PydanticCustomError:
@@ -63,22 +65,30 @@ def entry_of(room: PluginRoom, names: Callable[[], Iterable[str]] | None = None)
     return AfterValidator(check)
 
 
-class OrNull:
-    """Annotation that lets null stand for an empty mapping or list."""
+INTERNAL = {"internal": True}
+"""Metadata of a field that no configuration gives."""
 
-    def __init__(self, empty: Callable[[], Any] | None = None):
-        self.empty = empty
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
-        def read(value: Any, inner: Callable[[Any], Any]) -> Any:
-            if value is not None:
-                return inner(value)
-            return self.empty() if self.empty else inner({})
+class Part:
+    """Base of the dataclasses that mappings of a configuration give.
 
-        return core_schema.no_info_wrap_validator_function(read, handler(source))
+    A key that is no field is refused; null leaves a mapping or list out.
+    """
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Callable[[CoreSchema], Any]) -> dict[str, Any]:
-        return {"anyOf": [handler(schema), {"type": "null"}]}
+    __slots__ = ()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
+        keys = {item.name: item.default_factory is not MISSING for item in fields(source) if item.metadata != INTERNAL}
+
+        def check(values: Any) -> Any:
+            if not isinstance(values, Mapping):
+                return values
+            for key in values:
+                require_known("key", [key], keys, str(key))
+            return {key: value for key, value in values.items() if value is not None or not keys[key]}
+
+        return core_schema.no_info_before_validator_function(check, handler(source))
 
 
 def distinct(value: Any) -> Any:
@@ -130,33 +140,26 @@ def read(kind: type[T], values: Any, source: str, context: Mapping[str, Any] | N
     Raises:
         ConfigError: a value is wrong; the message gives file, key, value, and the nearest valid name where it is one.
     """
-    adapter = _adapter(kind)
     try:
-        return adapter.validate_python(values, context=dict(context or {}))
+        return _adapter(kind).validate_python(values, context=dict(context or {}))
     except ValidationError as raised:
-        errors: list[Any] = list(raised.errors(include_url=False))
-        # A misspelt key comes before the value that it leaves out.
-        error = min(errors, key=lambda entry: entry["type"] != "unexpected_keyword_argument")
+        error: Any = raised.errors(include_url=False)[0]
         # The number of an entry says where a mapping in a list stands; of a plain value the message tells more.
         loc = error["loc"]
         loc = loc[:-1] if loc and isinstance(loc[-1], int) else loc
         where = [str(part) for part in loc if part != "[key]"]
-        problem = _problem(error, where, adapter)
+        problem = _problem(error, where)
         key = ".".join([*where, *filter(None, [error.get("ctx", {}).get("key")])])
         raise ConfigError(f"{source}: {_clipped(key) or 'the file'}: {_clipped(problem, _MOST_SHOWN)}") from None
-    except RecursionError:
-        raise ConfigError(f"{source}: the file: a value that holds itself") from None
 
 
-def _problem(error: Mapping[str, Any], where: list[str], adapter: TypeAdapter[Any]) -> str:
+def _problem(error: Mapping[str, Any], where: list[str]) -> str:
     given = error["input"]
     match error["type"]:
         case "refused":
             return error["ctx"]["problem"]
         case "missing":
             return "is missing"
-        case "unexpected_keyword_argument":
-            return unknown_name("key", where[-1], _keys_at(adapter.json_schema(), where[:-1]))
         case "literal_error":
             return unknown_name(where[-1], given, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
         case "dataclass_type" | "dict_type" | "mapping_type":
@@ -170,23 +173,6 @@ def _clipped(text: str, most: int = 120) -> str:
     """Return text as one line that fits a terminal; the end is kept, which says what is allowed."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most // 2]} ... {line[-most // 2 :]}"
-
-
-def _keys_at(schema: Mapping[str, Any], where: list[str]) -> list[str]:
-    """Return the keys that the JSON schema allows at a place."""
-
-    def resolved(node: Mapping[str, Any]) -> Mapping[str, Any]:
-        node = next((part for part in node.get("anyOf", ()) if part.get("type") != "null"), node)
-        return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
-
-    node = schema
-    for part in where:
-        if "items" in node:  # the file holds a list where the type has it in a field of its own
-            node = resolved(node["items"]) if part.isdigit() else node
-            continue
-        named = node.get("patternProperties") or {"": node.get("additionalProperties")}
-        node = resolved(node.get("properties", {}).get(part) or next(iter(named.values())))
-    return list(node["properties"])
 
 
 def read_yaml(path: Path) -> Any:
@@ -228,30 +214,28 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def _refuse_unfolding(root: yaml.Node, source: str) -> None:
-    """Refuse too many values as they will be written out, one that holds itself, and a key twice as written.
+    """Refuse too many values as they will be written out, and a key twice as written.
 
     What ``<<`` brings along may be overwritten.
     """
-    todo, count = [(root, 0)], 0
-    while todo:
-        node, level = todo.pop()
-        count += 1
-        where = f"{source}:{node.start_mark.line + 1}"
-        if count > MOST_NODES:
-            raise ConfigError(f"{source}: more than {MOST_NODES:,} values once its aliases are written out")
-        if level > MOST_LEVELS:
-            raise ConfigError(f"{where}: nested too deeply, or in itself; at most {MOST_LEVELS} levels are read")
-        children = node.value if isinstance(node, yaml.CollectionNode) else []
-        if isinstance(node, yaml.MappingNode):
-            seen = set[tuple[str, str]]()
-            for key, _ in node.value:
-                name = (key.tag, str(key.value))
-                if name in seen:
-                    line = key.start_mark.line + 1
-                    raise ConfigError(f"{source}:{line}: the key {key.value!r} stands twice in one mapping")
-                seen.add(name)
-            children = [part for pair in node.value for part in pair]
-        todo += [(child, level + 1) for child in children]
+    nodes = list(islice(_unfolded(root), MOST_NODES + 1))
+    if len(nodes) > MOST_NODES:
+        raise ConfigError(f"{source}: more than {MOST_NODES:,} values once its aliases are written out")
+    for node in nodes:
+        seen = set[tuple[str, str]]()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if (name := (key.tag, str(key.value))) in seen:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"{source}:{line}: the key {key.value!r} stands twice in one mapping")
+            seen.add(name)
+
+
+def _unfolded(node: yaml.Node) -> Iterator[yaml.Node]:
+    """Yield a node and all below it, as often as aliases bring them; one that holds itself is too deep for Python."""
+    yield node
+    if isinstance(node, yaml.CollectionNode):
+        for child in chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value:
+            yield from _unfolded(child)
 
 
 def merged(base: Any, over: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,9 @@ def exact_texts(config: RunConfig, run: str, device: torch.device, tokens: int =
             if mine is None:
                 yield row | {"status": status, "reason": reason}
             elif mine:
-                yield row | {"status": "ok"} | _compared(mine, full)
+                firsts = [first_difference(ours, theirs) for ours, theirs in zip(mine, full, strict=True)]
+                first = min((at for at in firsts if at is not None), default=None)
+                yield row | {"status": "ok", "identical": firsts.count(None), "first_difference": first}
 
 
 def _texts(
@@ -79,12 +81,6 @@ def _texts(
 
 def _is_exact(method: AttentionMethod) -> bool:
     return method.draft is not None and method.draft.rule == "exact"
-
-
-def _compared(mine: Sequence[Sequence[int]], full: Sequence[Sequence[int]]) -> dict[str, object]:
-    pairs = zip(mine, full, strict=True)
-    parted = [at for ours, theirs in pairs if (at := first_difference(ours, theirs)) is not None]
-    return {"identical": len(mine) - len(parted), "first_difference": min(parted, default=None)}
 
 
 def main(results: Path, run: Annotated[str, typer.Option()], tokens: int = TOKENS, device: str = "auto") -> None:

@@ -113,7 +113,7 @@ def tuned_variants(config: RunConfig) -> dict[str, str]:
     """Return the methods that have knobs to tune, each with its first variant that is compared with others."""
     found: dict[str, str] = {}
     for variant, spec in config.methods.items():
-        if spec.card.tuned_knobs and not spec.is_ablation:
+        if spec.card.tuned_knobs and not _is_part(config, spec):
             found.setdefault(spec.method, variant)
     return found
 
@@ -145,9 +145,8 @@ def tuning_statuses(config: RunConfig) -> list[TuningStatus]:
 
 
 def _is_part(config: RunConfig, spec: MethodSpec) -> bool:
-    suites = spec.suites is not None and bool(set(config.suites) - set(spec.suites))
-    budgets = spec.budgets is not None and bool(set(config.budgets) - set(spec.budgets))
-    return spec.is_ablation and (suites or budgets)
+    suites = set(config.suites) - set(spec.suites or config.suites)
+    return bool(suites or set(config.budgets) - set(spec.budgets or config.budgets))
 
 
 def tuning_status(

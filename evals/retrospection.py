@@ -51,15 +51,12 @@ Values = tuple[str, str, int, int, Tensor]
 class Trace:
     """A decode of ``T`` given tokens of ``B`` samples.
 
-    ``first`` and ``last`` ``[T, L, B, Hq * D]`` are each token's attention output as made in its own step, and as it
-    stood when its window had passed. ``keys`` and ``values`` ``[L, B, Hkv, T, D]`` are what the cache held in the end.
+    ``states`` ``[L, B, H, T, D]``: ``key`` and ``value`` are what the cache held in the end, ``output`` is each token's
+    attention output as made in its own step, ``output_final`` as it stood when its window had passed.
     ``losses`` ``[T, B]``: negative log-probability of the next token, in nats.
     """
 
-    first: Tensor
-    last: Tensor
-    keys: Tensor
-    values: Tensor
+    states: dict[str, Tensor]
     losses: Tensor
 
 
@@ -170,7 +167,7 @@ def record(decoder: Decoder, prompt: Prompt, method: AttentionMethod, tokens: Te
     if not isinstance(state.cache, DenseCache):
         raise ConfigError(f"{method.name}: what a dropped token became cannot be compared; keep every token")
     batch, steps, config = tokens.shape[0], tokens.shape[1] - 1, decoder.config
-    size = (steps, config.num_layers, batch, config.num_heads * config.head_dim)
+    size = (config.num_layers, batch, config.num_heads, steps, config.head_dim)
     first, last = (torch.zeros(size, device=decoder.device) for _ in range(2))
     starts, losses = state.cache.positions.clone(), []
     for step in range(steps):
@@ -180,12 +177,12 @@ def record(decoder: Decoder, prompt: Prompt, method: AttentionMethod, tokens: Te
             logits = decoder.step(tokens[:, step], state, method)
         losses.append(-logits.log_softmax(dim=-1).gather(1, tokens[:, step + 1 :][:, :1])[:, 0])
         for layer, out in enumerate(outputs):
-            rows = out.transpose(1, 2).flatten(2).float()
-            first[step, layer] = rows[:, -1]
-            for back in range(min(rows.shape[1], step + 1)):
-                last[step - back, layer] = rows[:, -1 - back]
+            first[layer, :, :, step] = out[:, :, -1]
+            for back in range(min(out.shape[2], step + 1)):
+                last[layer, :, :, step - back] = out[:, :, -1 - back]
     keys, values = (part.float() for part in state.dense.window(starts, steps))
-    return Trace(first, last, keys, values, torch.stack(losses))
+    states = {"key": keys, "value": values, "output": first, "output_final": last}
+    return Trace(states, torch.stack(losses))
 
 
 @torch.no_grad()
@@ -278,17 +275,10 @@ def errors(trace: Trace, full: Trace, window: int) -> dict[str, Tensor]:
     States: ``key``, ``value``, ``output`` (a token's attention output in its own step) and ``output_final`` (as its
     window left it). The last ``window - 1`` tokens, not yet final, are left out of all four.
     """
-    settled = trace.first.shape[0] - (window - 1)
+    settled = len(trace.losses) - (window - 1)
     found = {}
-    for name, mine, theirs in (
-        ("key", trace.keys, full.keys), ("value", trace.values, full.values),
-        ("output", trace.first, full.first), ("output_final", trace.last, full.last),
-    ):  # fmt: skip
-        # To layers, samples and all the rest.
-        ours, want = (
-            (state[:settled].permute(1, 2, 0, 3) if "output" in name else state[..., :settled, :]).double().flatten(2)
-            for state in (mine, theirs)
-        )
+    for name, state in trace.states.items():
+        ours, want = (one[..., :settled, :].double().flatten(2) for one in (state, full.states[name]))
         found[f"{name}_error"] = (ours - want).norm(dim=2) / want.norm(dim=2).clamp(min=1e-30)
     return found
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from longdecode.engine.errors import unknown_name
 from longdecode.evals import config_values as typed
 from longdecode.evals import specs
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
 from longdecode.evals.config_values import read_yaml
-from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks
+from longdecode.evals.tasks.registry import SUITES, data_names, folder_of, suite_names
 from longdecode.evals.throughput import spec as speed
 from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingSpec
 
@@ -29,7 +29,7 @@ Place = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class RunConfig:
+class RunConfig(typed.Part):
     """One run, as its configuration file says it; ``source`` names the file."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -38,48 +38,42 @@ class RunConfig:
 
     profile: Annotated[typed.Name, Field(description="Names results/<profile> and reports/<profile>.")]
     models: Annotated[Mapping[typed.Name, specs.ModelSpec], Field(min_length=1)]
-    methods: Annotated[Mapping[typed.Name, Annotated[specs.MethodSpec, typed.OrNull()]], Field(min_length=1)]
+    methods: Annotated[Mapping[typed.Name, specs.NamedMethod], Field(min_length=1)]
     budgets: Budgets
     suites: Annotated[
-        Mapping[Annotated[typed.Name, typed.entry_of(SUITES, suite_names)], specs.SuiteSpec], Field(min_length=1)
+        Mapping[Annotated[typed.Name, typed.entry_of(SUITES, suite_names)], specs.SuiteSpec],
+        Field(min_length=1),
+        AfterValidator(specs.under_protocols),
     ]
     device: Annotated[str, Field(strict=True, pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: typed.Whole = 0
-    instrument: Annotated[specs.InstrumentSpec, typed.OrNull()] = field(default_factory=specs.InstrumentSpec)
+    instrument: specs.InstrumentSpec = field(default_factory=specs.InstrumentSpec)
     jobs: Annotated[
         Literal["suite", "context", "cell"],
         Field(description="One job a model and suite, or one more a context, or one more a context and variant."),
     ] = "suite"
-    data: Annotated[
-        Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
-    ] = field(default_factory=dict)
-    throughput: Annotated[speed.Throughput, typed.OrNull(speed.ThroughputSpec)] = field(
-        default_factory=speed.ThroughputSpec
+    data: Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None] = field(
+        default_factory=dict
     )
-    retrospection: Annotated[specs.RetrospectionSpec, typed.OrNull(specs.NO_RETROSPECTION)] = field(
-        default_factory=specs.NO_RETROSPECTION
-    )
-    generation: Annotated[specs.GenerationSpec, typed.OrNull(specs.NO_GENERATION)] = field(
-        default_factory=specs.NO_GENERATION
-    )
-    training: Annotated[Mapping[typed.Name, TrainingSpec], typed.OrNull()] = field(default_factory=dict)
+    throughput: speed.Throughput = field(default_factory=speed.ThroughputSpec)
+    retrospection: specs.RetrospectionSpec = field(default_factory=specs.NO_RETROSPECTION)
+    generation: specs.GenerationSpec = field(default_factory=specs.NO_GENERATION)
+    training: Mapping[typed.Name, TrainingSpec] = field(default_factory=dict)
     overlap: Annotated[
         Mapping[typed.Text, typed.Contexts],
-        typed.OrNull(),
         Field(description="Contexts by model at which adjacent layers' top tokens are compared."),
     ] = field(default_factory=dict)
     locality: Annotated[
         Mapping[typed.Text, typed.Names],
-        typed.OrNull(),
         Field(description="Models by variant on which consecutive steps are compared."),
     ] = field(default_factory=dict)
-    tuning: Annotated[specs.TuningSpec, typed.OrNull()] = field(default_factory=specs.TuningSpec)
+    tuning: specs.TuningSpec = field(default_factory=specs.TuningSpec)
     allow_untuned: typed.Flag = False
     pilot: Annotated[
         typed.Flag, Field(description="Few prompts, nothing tuned: pages say so, and no number enters a verdict.")
     ] = False
-    source: SkipJsonSchema[str] = ""
+    source: SkipJsonSchema[str] = field(default="", metadata=typed.INTERNAL)
 
     @property
     def role_trainings(self) -> dict[str, RoleTraining]:
@@ -108,28 +102,30 @@ class RunConfig:
     @model_validator(mode="before")
     @classmethod
     def _name_entries(cls, values: Any) -> Any:
-        """Fill in what follows from an entry's name: a variant's method, a suite's tasks, which variants are timed."""
+        """Fill in what follows from an entry's name: a variant's method, and which variants are timed."""
         if not isinstance(values, Mapping):
             return values
-        if "source" in values:
-            keys = (item.name for item in fields(cls) if item.name != "source")
-            raise typed.wrong(unknown_name("key", "source", keys))
-        methods = values.get("methods")
-        for variant, entry in methods.items() if isinstance(methods, Mapping) else ():
-            if isinstance(entry, Mapping) and "tuned" in entry:
-                raise typed.wrong("is written by tuning.records alone", f"methods.{variant}.tuned")
-        values = filled = specs.with_protocols(values)
-        if isinstance(methods := values.get("methods"), Mapping):
-            filled["methods"] = {variant: _over({"method": variant}, entry) for variant, entry in methods.items()}
-        if isinstance(suites := values.get("suites"), Mapping):
-            filled["suites"] = {
-                name: _over({"tasks": list(default_tasks(name))} if name in suite_names() else {}, entry)
-                for name, entry in suites.items()
+        methods, filled = values.get("methods"), dict(values)
+        if isinstance(methods, Mapping):
+            filled["methods"] = {
+                name: {"method": name, **(entry or {})} if isinstance(entry, Mapping | None) else entry
+                for name, entry in methods.items()
             }
         if "throughput" in values:
             timed = methods if isinstance(methods, Mapping) else ()
             filled["throughput"] = speed.with_variants(values["throughput"], timed)
         return filled
+
+    @model_validator(mode="after")
+    def _name_protocols(self) -> RunConfig:
+        """Let a suite that a variant names stand for each protocol that it runs under."""
+        under, found = defaultdict[str, list[str]](list), dict[str, specs.MethodSpec]()
+        for name in self.suites:
+            under[folder_of(name)[0]].append(name)
+        for variant, spec in self.methods.items():
+            suites = spec.suites and tuple(name for suite in spec.suites for name in under.get(suite, [suite]))
+            found[variant] = replace(spec, suites=suites)
+        return replace(self, methods=found)
 
     def _references(self) -> Iterator[tuple[Any, ...]]:
         """Yield what ``require_known`` takes, of every name of a part of the configuration."""
@@ -139,8 +135,6 @@ class RunConfig:
             yield "model", spec.by_model, models, f"methods.{variant}.by_model", self.models
             yield "suite of this run", spec.suites or (), self.suites, f"methods.{variant}.suites"
             yield "model", spec.models or (), self.models, f"methods.{variant}.models"
-        for name, suite in self.suites.items():
-            yield f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks"
         for number, grid in enumerate(self.throughput.grids):
             timed = {speed.KERNELS: shapes, speed.OWN_CHOICES: tuple(self.models)}.get(grid.bench, models)
             named = dict.fromkeys((grid.model, *grid.timed_on.values()))
@@ -160,7 +154,7 @@ class RunConfig:
 
     @model_validator(mode="after")
     def _check_names(self) -> RunConfig:
-        """Refuse names of models, variants, suites and tasks that no other part of the configuration has."""
+        """Refuse names of models, variants and suites that no other part of the configuration has."""
         for reference in self._references():
             typed.require_known(*reference)
         if specs.TUNING_SUITE in self.suites:
@@ -232,14 +226,6 @@ def schema_text() -> str:
     }
     schema = head | TypeAdapter(RunConfig).json_schema()
     return yaml.safe_dump(schema, sort_keys=False, default_flow_style=None, width=120)
-
-
-def _over(implied: Mapping[str, Any], entry: Any) -> Any:
-    """Lay an entry over the values that its name implies; a null leaves them as they are."""
-    if not isinstance(entry, Mapping | None):
-        return entry
-    given = entry or {}
-    return {**implied, **{key: given[key] for key in given if given[key] is not None or key not in implied}}
 
 
 class RecordFile(NamedTuple):

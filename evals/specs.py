@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from longdecode.engine.config_reader import resolve_checkpoint
@@ -16,7 +16,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import Budgets
 from longdecode.evals.tasks.base import Question
-from longdecode.evals.tasks.registry import SUITES, folder_of, name_under, suite_names, suite_tasks, task_names
+from longdecode.evals.tasks.registry import default_tasks, folder_of, name_under, suite_tasks, task_names
 from longdecode.methods.card import Card
 from longdecode.methods.registry import METHODS, get_method, get_rule, load_card
 
@@ -24,10 +24,19 @@ TaskName = Annotated[typed.Text, typed.known("task", task_names)]
 TUNING_SUITE = "tuning"
 TuningTask = Annotated[typed.Text, typed.known("tuning task", lambda: suite_tasks(TUNING_SUITE))]
 SamplerKey = Literal["temperature", "top_p", "min_p", "eta", "penalty", "penalty_window", "min_tokens"]
+_Questions = Annotated[tuple[Question, ...], typed.SOME]
+Protocols = Annotated[
+    _Questions,
+    typed.Distinct,
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=Question | _Questions
+    ),
+]
+"""One place of the question or several."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(typed.Part):
     """A checkpoint: a local folder or a hub id, with an optional revision."""
 
     path: Annotated[typed.Text, Field(description="A local folder or a hub id.")]
@@ -39,7 +48,7 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class MethodSpec:
+class MethodSpec(typed.Part):
     """A variant: a registered method with the parameters that differ from its defaults; tables print its name.
 
     ``suites`` and ``budgets`` restrict it to a part of the run, as ablations want it; ``None`` runs it everywhere,
@@ -50,12 +59,12 @@ class MethodSpec:
     """
 
     method: Annotated[typed.Text, typed.entry_of(METHODS)] = ""
-    params: Annotated[Mapping[str, Any], typed.OrNull()] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
     suites: Annotated[tuple[str, ...], typed.Distinct] | None = None
     budgets: Budgets | None = None
-    models: Annotated[typed.Names, typed.OrNull()] | None = None
-    by_model: Annotated[Mapping[str, Mapping[str, Any]], typed.OrNull()] = field(default_factory=dict)
-    tuned: SkipJsonSchema[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    models: typed.Names | None = None
+    by_model: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tuned: SkipJsonSchema[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict, metadata=typed.INTERNAL)
 
     @cached_property
     def card(self) -> Card:
@@ -66,11 +75,6 @@ class MethodSpec:
     def takes_budget(self) -> bool:
         """False for a method that reads everything: it runs once a context, not once a budget."""
         return self.card.limits.min_budget_tokens is not None
-
-    @property
-    def is_ablation(self) -> bool:
-        """True for a variant that runs on a part of the run only, to learn about its method."""
-        return bool(self.suites or self.budgets)
 
     def runs_on(self, model: str) -> bool:
         """Return true where the variant is scored on a model."""
@@ -104,12 +108,19 @@ class MethodSpec:
         return self
 
 
+NamedMethod = Annotated[
+    MethodSpec,
+    BeforeValidator(lambda entry: {} if entry is None else entry, json_schema_input_type=MethodSpec | None),
+]
+"""An entry of ``methods``; one without a value is the method of its name."""
+
+
 @dataclass(frozen=True, slots=True)
-class InstrumentSpec:
+class InstrumentSpec(typed.Part):
     """Thresholds of the instrument checks that configurations set; ``evals.instrument`` says what each check asks."""
 
     full_min: typed.Share = 0.95
-    full_min_by_task: Annotated[Mapping[TaskName, typed.Share], typed.OrNull()] = field(default_factory=dict)
+    full_min_by_task: Mapping[TaskName, typed.Share] = field(default_factory=dict)
     streaming_budget: typed.Share = 0.15
 
 
@@ -142,100 +153,66 @@ def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SuiteSpec:
+class SuiteSpec(typed.Part):
     """The part of a suite that runs: contexts (tokens), samples of each task, samples decoded at once, tasks.
 
     ``refill`` puts the next sample in the place of one whose answer has ended. ``question`` is where the question
-    stands, or several of it: each is a suite of its own in the run (``with_protocols``). ``None`` is the suite's own.
+    stands, or several of it: each is a suite of its own in the run (``under_protocols``); left out, the suite's own.
+    No tasks are the suite's default ones.
     """
 
     contexts: typed.Sizes
     samples: typed.Count
     batch: typed.Count = 1
-    tasks: Annotated[typed.Names, typed.OrNull(tuple)] = ()
+    tasks: typed.Names = ()
     refill: typed.Flag = False
-    question: Question | Annotated[tuple[Question, ...], typed.SOME, typed.Distinct] | None = None
+    question: Protocols | None = None
 
 
-def with_protocols(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's values with each suite under its protocols, wherever they name it.
+def under_protocols(suites: Mapping[str, SuiteSpec]) -> dict[str, SuiteSpec]:
+    """Return the suites of a file under each of their protocols, with their tasks.
 
-    ``longbench: {question: [decoded, prompt]}`` becomes ``longbench`` and ``longbench_prompt``; variants
-    that are restricted to ``longbench`` run on both.
+    ``longbench: {question: [decoded, prompt]}`` becomes ``longbench`` and ``longbench_prompt``.
     """
-    suites = values.get("suites")
-    if not isinstance(suites, Mapping):
-        return dict(values)
-    found: dict[Any, dict[Any, Any]] = {suite: _protocols(suite, entry) for suite, entry in suites.items()}
-
-    def renamed(entry: Any) -> Any:
-        named = entry.get("suites") if isinstance(entry, Mapping) else None
-        if not isinstance(named, list | tuple):
-            return entry
-        return {**entry, "suites": [name for suite in named for name in _names(found, suite)]}
-
-    filled = {**values, "suites": {name: entry for under in found.values() for name, entry in under.items()}}
-    if isinstance(methods := values.get("methods"), Mapping):
-        filled["methods"] = {label: renamed(entry) for label, entry in methods.items()}
-    return filled
-
-
-def _names(found: Mapping[Any, Mapping[Any, Any]], suite: Any) -> Sequence[Any]:
-    return list(found[suite]) if isinstance(suite, str) and suite in found else [suite]
-
-
-def _protocols(suite: Any, entry: Any) -> dict[Any, Any]:
-    """Return the entries of one suite by the names of its protocols; a suite that does not exist as it is."""
-    key = f"suites.{suite}"
-    if not isinstance(suite, str) or suite not in suite_names():
-        return {suite: entry}
-    if suite not in SUITES.folders():
-        folder, question = folder_of(suite)
-        raise typed.wrong(f"is the suite {folder} with `question: {question}`; write that", key)
-    given = entry.get("question") if isinstance(entry, Mapping) else None
-    if given is None:
-        return {suite: entry}
-    listed = tuple(given) if isinstance(given, list | tuple) else (given,)
-    typed.require_known("protocol", listed or [given], get_args(Question), f"{key}.question")
-    if len(set(listed)) < len(listed):
-        raise typed.wrong(f"names a protocol twice: {given!r}", f"{key}.question")
     found = {}
-    for question in cast(Sequence[Question], listed):
-        try:
-            name = name_under(suite, question)
-        except ConfigError as error:
-            raise typed.wrong(str(error), f"{key}.question") from None
-        found[name] = {**entry, "question": question}
-        tasks = entry.get("tasks")
-        if name != suite and isinstance(tasks, list | tuple):
-            typed.require_known(f"task of {suite}", tasks, suite_tasks(suite), f"{key}.tasks")
-            found[name]["tasks"] = [f"{task}_{question}" for task in tasks]
+    for suite, spec in suites.items():
+        folder, own = folder_of(suite)
+        if folder != suite:
+            raise typed.wrong(f"is the suite {folder} with `question: {own}`; write that", suite)
+        typed.require_known(f"task of {suite}", spec.tasks, suite_tasks(suite), f"{suite}.tasks")
+        for question in spec.question or (own,):
+            try:
+                name = name_under(suite, question)
+            except ConfigError as error:
+                raise typed.wrong(str(error), f"{suite}.question") from None
+            tasks = spec.tasks if name == suite else [f"{task}_{question}" for task in spec.tasks]
+            found[name] = replace(spec, tasks=tuple(tasks) or default_tasks(name))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class TuningSpec:
+class TuningSpec(typed.Part):
     """Effort and prompts of tuning, alike for every method, and by model the record whose values the run takes.
 
     ``settings`` is the most settings that are tried for a method: its knobs are swept one after the other. A task that
     Full solves less of than ``full_min`` chooses nothing.
     """
 
-    records: Annotated[
-        Mapping[typed.Name, Annotated[typed.Text, Field(description="The model's tuning record.")]], typed.OrNull()
-    ] = field(default_factory=dict)
+    records: Mapping[typed.Name, Annotated[typed.Text, Field(description="The model's tuning record.")]] = field(
+        default_factory=dict
+    )
     settings: ClassVar[int] = 12
     seed: ClassVar[int] = 1_000_003
     full_min: ClassVar[float] = 0.3
 
     samples: typed.Count = 16
     contexts: typed.Sizes = (1536,)
-    tasks: Annotated[tuple[TuningTask, ...], typed.Distinct, typed.OrNull(tuple)] = ()
+    tasks: Annotated[tuple[TuningTask, ...], typed.Distinct] = ()
     budget: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRun:
+class GenerationRun(typed.Part):
     """Texts of ``tokens`` tokens that every variant writes after the same prompts with the same noise.
 
     ``prompts`` are lengths in tokens, ``books`` how many prompts there are of each, and
@@ -258,11 +235,11 @@ class GenerationRun:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationSpec:
+class GenerationSpec(typed.Part):
     """Long generations by name, each a job, and the samplers that they name: values of ``engine.sampling.Sampling``."""
 
     samplers: Annotated[Mapping[typed.Name, Mapping[SamplerKey, int | float]], Field(min_length=1)]
-    runs: Annotated[Mapping[typed.Name, GenerationRun], typed.OrNull()] = field(default_factory=dict)
+    runs: Mapping[typed.Name, GenerationRun] = field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> GenerationSpec:
@@ -283,7 +260,7 @@ class GenerationSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class RetrospectionSpec:
+class RetrospectionSpec(typed.Part):
     """A measurement of overlapping selections, and of how near corrected states come to Full's.
 
     ``models`` gives each model the task whose samples it decodes. Every variant decodes the same ``steps`` tokens, at

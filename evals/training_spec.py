@@ -120,7 +120,7 @@ FORK_DATA: tuple[Data, ...] = ("books", "library", "miniature")
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingSpec:
+class TrainingSpec(typed.Part):
     """One entry of ``training``; what is left out is the recipe's own.
 
     ``contexts`` are the shortest and longest of head roles, and the one length of a fork. ``heads`` are those that

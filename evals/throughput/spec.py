@@ -81,7 +81,7 @@ def code_module(job: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(typed.Part):
     """One kind of benchmark at every combination of some sizes; a key that its kind does not take is refused.
 
     Args:
@@ -188,7 +188,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class ThroughputSpec:
+class ThroughputSpec(typed.Part):
     """All grids of a run."""
 
     grids: tuple[Grid, ...] = ()
