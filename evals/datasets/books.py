@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longdecode.evals.datasets.reader import SOURCES, DataSet, HubId, read_text, shown
+from longdecode.evals.datasets.reader import SOURCES, DataSet, HubId, read_text
 
 UNSEEN = ("860", "4047", "5962", "7412", "9931", "12204", "26493", "28444")
 """PG-19 books that no model of this project was trained on; training/long_context/books.yaml sets them aside."""
@@ -42,22 +42,15 @@ def read_books(source: Path | None, wanted: Sequence[str]) -> dict[str, str]:
 
 
 def _chosen(data: DataSet, wanted: Sequence[str], *source: str, **options: Any) -> dict[str, str]:
-    """Return the wanted books of a source of the datasets library."""
+    """Return the wanted books of a source of the datasets library; the last part of a book's address is its id."""
+    texts: dict[str, str] = {}
     with data.reading(f"PG-19 could not be read from {source[0]}"):
         from datasets import load_dataset
 
-        return _texts(load_dataset(*source, **options, streaming=True), wanted)
-
-
-def _texts(rows: Iterable[Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, str]:
-    """Return texts by id, which is the last part of a book's address at Project Gutenberg."""
-    texts: dict[str, str] = {}
-    for row in rows:
-        book = str(row["url"]).rstrip("/").rpartition("/")[2].partition(".")[0]
-        if book in wanted:
-            if not isinstance(row["text"], str) or not row["text"].strip():
-                raise ValueError(f"book {book} has {shown(row['text'])} as its text")
-            texts[book] = row["text"]
+        for row in load_dataset(*source, **options, streaming=True):
+            book = str(row["url"]).rstrip("/").rpartition("/")[2].partition(".")[0]
+            if book in wanted:
+                texts[book] = row["text"]
             if len(texts) == len(set(wanted)):
                 break
     return texts

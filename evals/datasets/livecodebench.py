@@ -7,7 +7,6 @@ QwenLM/QwQ, eval, for the prompt's words.
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 import pickle
@@ -42,7 +41,6 @@ class CodeProblem:
     question_id: str
     prompt: str
     function: str | None
-    row_sha256: str
     file: Path = field(repr=False, compare=False)
     offset: int = field(repr=False, compare=False)
 
@@ -55,10 +53,9 @@ class CodeProblem:
         with _RELEASE.reading(f"{self.file}: the tests of {self.question_id} cannot be read"):
             with self.file.open("rb") as handle:
                 handle.seek(self.offset)
-                line = handle.readline()
-            if hashlib.sha256(line).hexdigest() != self.row_sha256:
+                row = json.loads(handle.readline().decode("utf-8-sig"))
+            if row.get("question_id") != self.question_id:
                 raise ValueError("the file has changed since its problems were read")
-            row = json.loads(line.decode("utf-8-sig"))
             public = row["public_test_cases"]
             tests = json.loads(public) if isinstance(public, str) else public
             tests = tests + _private(row.get("private_test_cases", "[]"))
@@ -76,8 +73,10 @@ def read_problems(source: Path | None, window: tuple[str, str] = ("", "9")) -> l
         DataUnavailableError: a file is missing or cannot be read; the message says how to fetch it.
     """
     first, last = window
+    place = _RELEASE.locate(source)
     found = []
-    for file in _files(source):
+    for name in _RELEASE.files:
+        file = hub_file(_RELEASE, place, name) if isinstance(place, HubId) else place / _RELEASE.folder / name
         with _RELEASE.reading(f"{file} cannot be read"), file.open("rb") as handle:
             rows = json_rows(_RELEASE, handle, str(file))
             found += [_problem(row, file) for row in rows if first <= row.text("contest_date")[:10] <= last]
@@ -94,17 +93,7 @@ def _problem(row: Row, file: Path) -> CodeProblem:
     with _RELEASE.reading(f"{row.where} has 'metadata' that is no JSON object"):
         function = json.loads(row.text("metadata")).get("func_name")
     prompt = prompt_text(row.text("question_content"), row.text("starter_code"))
-    return CodeProblem(row.text("question_id"), prompt, function, hashlib.sha256(row.raw).hexdigest(), file, row.offset)
-
-
-def _files(source: Path | None) -> list[Path]:
-    place = _RELEASE.locate(source)
-    if not isinstance(place, HubId):
-        files = [place / _RELEASE.folder / name for name in _RELEASE.files]
-        if missing := [file.name for file in files if not file.is_file()]:
-            raise _RELEASE.unavailable(f"{place / _RELEASE.folder} lacks {', '.join(missing)}")
-        return files
-    return [hub_file(_RELEASE, place, name) for name in _RELEASE.files]
+    return CodeProblem(row.text("question_id"), prompt, function, file, row.offset)
 
 
 class _Texts(pickle.Unpickler):

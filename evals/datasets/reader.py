@@ -8,7 +8,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,22 +109,25 @@ class DataSet:
         if found is None:
             wanted = "neither a folder nor a hub id (org/name)" if self.copies else "which is no folder"
             raise self.unavailable(f"data.{self.key} is {source}, {wanted}")
-        return HubId(found["repo"], found["revision"])
+        return HubId(found["repo"], found["revision"] or self.revision)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row with its place, whose fields are read by type; ``raw`` is its line, ``offset`` where that begins."""
+    """One row with its place, whose fields are read by type; ``offset`` is where its line begins in the file."""
 
     values: Mapping[str, Any]
     where: str
     data: DataSet
-    raw: bytes = b""
     offset: int = 0
 
     def fault(self, why: str) -> DataUnavailableError:
         """Return the error that says what is wrong with this row."""
         return self.data.unavailable(f"{self.where} {why}")
+
+    def first(self, *keys: str) -> str:
+        """Return the first of the keys that has a value, or the first of all: copies of a set name fields otherwise."""
+        return next((key for key in keys if self.values.get(key) is not None), keys[0])
 
     def value(self, key: str, expected: str = "a value", fits: bool | None = None) -> Any:
         """Return a field of any type but null; ``fits`` false raises that it is not what is ``expected``."""
@@ -183,20 +186,15 @@ def read_rows(data: DataSet, source: Path | None) -> list[Row]:
 
 
 def file_rows(data: DataSet, file: Path) -> list[Row]:
-    """Return the rows of a file by its ending: .csv, .json (an array), else JSON lines, packed or not.
+    """Return the rows of a file by its ending: .csv, .json (an array), .label (TREC's), else JSON lines, packed or not.
 
     Raises:
         DataUnavailableError: as for ``read_rows``.
     """
     if file.suffix == ".csv":
-        (_, names), *table = csv_table(data, file)
-        if not table:
-            raise data.unavailable(f"{file} has a header and no row")
-        for where, values in table:
-            if len(values) > len(names):
-                why = f"{len(values)} fields and the header {len(names)}; a text with a comma needs quotes"
-                raise data.unavailable(f"{where} has {why}")
-        return [Row(dict(zip(names, values, strict=False)), where, data) for where, values in table]
+        return csv_rows(data, file)
+    if file.suffix == ".label":
+        return _trec_rows(data, file)
     if file.suffix == ".json":
         return _numbered(data, read_json(data, file), str(file))
     with data.reading(f"{file} cannot be read"), gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
@@ -218,21 +216,27 @@ def json_rows(data: DataSet, lines: Iterable[bytes], name: str) -> Iterator[Row]
                 raise data.unavailable(
                     f"{where} begins a JSON array; one object a line is expected: convert with `jq -c '.[]'`"
                 )
-            yield _object(data, _json(data, text, where), where, line, offset)
+            yield _object(data, _json(data, text, where), where, offset)
         offset += len(line)
     if empty:
         raise data.unavailable(f"{name} is empty")
 
 
-def csv_table(data: DataSet, file: Path) -> list[tuple[str, list[str]]]:
-    """Return the lines of a csv file, its header if there is one among them, each with its place.
+def csv_rows(data: DataSet, file: Path, names: Sequence[str] | None = None) -> list[Row]:
+    """Return the rows of a csv file; ``names`` are those of its fields, where it has no header.
 
     Raises:
-        DataUnavailableError: the file is empty, in another encoding than UTF-8, or no csv.
+        DataUnavailableError: the file has no row, is in another encoding than UTF-8, or no csv.
     """
-    reader = csv.reader(io.StringIO(read_text(data, file), newline=""))
+    reader = csv.DictReader(io.StringIO(read_text(data, file), newline=""), names)
     with data.reading(f"{file} cannot be read as csv"):
-        return [(f"{file}, line {reader.line_num}", values) for values in reader if values]
+        rows = [Row(values, f"{file}, line {reader.line_num}", data) for values in reader]
+    if not rows:
+        raise data.unavailable(f"{file} has a header and no row")
+    for row in rows:
+        if None in row.values:  # where the reader puts what has no name
+            raise row.fault(f"has more than {len(reader.fieldnames or ())} fields; a text with a comma needs quotes")
+    return rows
 
 
 def read_json(data: DataSet, file: Path) -> Any:
@@ -285,16 +289,24 @@ def _json(data: DataSet, text: str, where: str) -> Any:
         return json.loads(text)
 
 
-def _object(data: DataSet, value: Any, where: str, raw: bytes = b"", offset: int = 0) -> Row:
+def _object(data: DataSet, value: Any, where: str, offset: int = 0) -> Row:
     if not isinstance(value, dict):
         raise data.unavailable(f"{where} is {shown(value)}; an object, {{...}}, is expected")
-    return Row(value, where, data, raw, offset)
+    return Row(value, where, data, offset)
 
 
 def _numbered(data: DataSet, values: Any, name: str) -> list[Row]:
     if not isinstance(values, list) or not values:
         raise data.unavailable(f"{name} holds {shown(values)}; an array of objects is expected")
     return [_object(data, value, f"{name}, row {number}") for number, value in enumerate(values, 1)]
+
+
+def _trec_rows(data: DataSet, file: Path) -> list[Row]:
+    """Read TREC's own lines, ``COARSE:fine question``; the original is in Latin-1."""
+    lines = (line.partition(" ") for line in file.read_text(encoding="latin-1").split("\n"))
+    pairs = [(label, text) for label, _, text in lines if text]
+    rows = [{"text": text, "coarse_label": label.partition(":")[0], "fine_label": label} for label, text in pairs]
+    return _numbered(data, rows, str(file))
 
 
 def _decoded(data: DataSet, raw: bytes, name: str, line: int = 1) -> str:

@@ -45,7 +45,7 @@ def prompts(
     most = 16 * tokens + 1024  # characters; no tokenizer needs as many for tokens of English
     if tokenizer.byte_level:
         drawn = (random.Random(f"generation {seed} {number}") for number in range(count))
-        texts = {f"narrative-{number}": narrative(rng, most, 0).prompt for number, rng in enumerate(drawn)}
+        texts = {f"narrative-{number}": narrative(rng, most) for number, rng in enumerate(drawn)}
     elif count > len(BOOKS):
         raise UnsupportedCellError(f"{count} books are asked for; {len(BOOKS)} are set aside: {', '.join(BOOKS)}")
     else:

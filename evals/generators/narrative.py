@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from longdecode.evals.generators import prose
-from longdecode.evals.generators.prose import Episode, word
+from longdecode.evals.generators.prose import word
 
 PEOPLE = 24
 _TELLINGS = {
@@ -41,8 +41,8 @@ class Statement:
     end: int
 
 
-def narrative(rng: random.Random, total_bytes: int, continuation_bytes: int, cast: int = PEOPLE) -> Episode:
-    """Tell of ``cast`` people in exactly ``total_bytes`` bytes; the last ``continuation_bytes`` are the answer."""
+def narrative(rng: random.Random, total_bytes: int, cast: int = PEOPLE) -> str:
+    """Tell of ``cast`` people in exactly ``total_bytes`` bytes."""
     facts = _cast(rng, cast)
     people = sorted({person for person, _ in facts})
     parts: list[str] = []
@@ -50,9 +50,7 @@ def narrative(rng: random.Random, total_bytes: int, continuation_bytes: int, cas
     while size < total_bytes:
         parts.append(_telling(rng, facts, people) if rng.random() >= _FILLER_SHARE else prose.sentence(rng))
         size += len(parts[-1])
-    text = "".join(parts)[:total_bytes]
-    cut = total_bytes - continuation_bytes
-    return Episode(text[:cut], "", text[cut:])
+    return "".join(parts)[:total_bytes]
 
 
 def statements(text: str) -> list[Statement]:

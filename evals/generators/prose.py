@@ -18,12 +18,12 @@ Filler = Callable[[random.Random, int], str]
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One generated problem in plain ASCII, with its answer.
+    """One generated problem, with its answer; in plain ASCII but for RULER's essays and documents.
 
     ``prompt`` is prefilled densely; ``question`` is fed one token at a time through the method under test; ``answer``
-    is what a perfect model then writes, the final newline included. ``items`` are the values asked for, in order, one
-    a question; empty for running text, where the loss is the score. ``asked_chars`` is the part of the question that
-    ends the prompt, in characters.
+    is what a perfect model then writes, the final newline included, or empty where no one text is. ``items`` are the
+    values asked for, in order; empty for running text, where the loss is the score. ``asked_chars`` is the part of the
+    question that ends the prompt, in characters.
     """
 
     prompt: str

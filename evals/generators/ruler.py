@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import yaml
 
-from longdecode.evals.generators.prose import distinct, word
+from longdecode.evals.generators.prose import Episode, distinct, word
 
 TEMPLATES: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("ruler.yaml").read_text(encoding="utf-8")
@@ -43,30 +43,16 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _DEPTHS = tuple(round(100 * i / 39) for i in range(40))  # percent of the essay's sentences
 
 
-@dataclass(frozen=True, slots=True)
-class RulerQuestion:
-    """A prompt, the beginning of its answer (RULER writes it after a model's chat template), and what must follow.
+def fill(template: str, answers: tuple[str, ...], **values: object) -> Episode:
+    """Return a question from a template; braces inside the values are text.
 
-    ``question_chars`` is how many characters at the prompt's end come after the haystack's last line.
+    An episode's question is the beginning of the answer, which RULER writes after a model's chat template; what the
+    prompt itself asks comes after the haystack's last line.
     """
-
-    prompt: str
-    answer_prefix: str
-    answers: tuple[str, ...]
-    question_chars: int
-
-    @property
-    def text(self) -> str:
-        """Prompt and answer prefix as one: the ``input`` of RULER's own files."""
-        return self.prompt + self.answer_prefix
-
-
-def fill(template: str, answers: tuple[str, ...], **values: object) -> RulerQuestion:
-    """Return a question from a template; braces inside the values are text."""
     prompt = TEMPLATES[template]["prompt"]
     question = prompt.partition("{context}")[2].format(**values).lstrip("\n")
     prefix = TEMPLATES[template]["answer_prefix"].format(**values)
-    return RulerQuestion(prompt.format(**values), prefix, answers, len(question))
+    return Episode(prompt.format(**values), prefix, "", answers, len(question))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +72,7 @@ class NiahSpec:
         return max(self.keys, self.queries) * self.values
 
 
-def niah(rng: random.Random, size: int, spec: NiahSpec, essay: Sequence[str] = ()) -> RulerQuestion:
+def niah(rng: random.Random, size: int, spec: NiahSpec, essay: Sequence[str] = ()) -> Episode:
     """Hide the needles and ask for some.
 
     Args:
@@ -109,7 +95,7 @@ def needle(value_kind: Kind, key: str, value: str) -> str:
     return f"One of the special magic {value_kind} for {key} is: {value}."
 
 
-def ask(spec: NiahSpec, context: str, queries: Sequence[str], answers: tuple[str, ...]) -> RulerQuestion:
+def ask(spec: NiahSpec, context: str, queries: Sequence[str], answers: tuple[str, ...]) -> Episode:
     """Ask about a context; one value is asked for in the singular."""
     query = queries[0] if len(queries) == 1 else f"{', '.join(queries[:-1])}, and {queries[-1]}"
     one = spec.queries * spec.values == 1
@@ -117,19 +103,19 @@ def ask(spec: NiahSpec, context: str, queries: Sequence[str], answers: tuple[str
     return fill("niah_one" if one else "niah", answers, kind=kind, context=context, query=query)
 
 
-def variable_tracking(rng: random.Random, size: int, example_size: int) -> RulerQuestion:
+def variable_tracking(rng: random.Random, size: int, example_size: int) -> Episode:
     """Hide a chain of five variables among ``size`` lines of noise, after an example among ``example_size``."""
     example = tracking_example(rng, example_size)
     question = _chain(rng, size, _LETTERS)
-    return replace(question, prompt=f"{example.text} {' '.join(example.answers)}\n\n{question.prompt}")
+    return replace(question, prompt=f"{example.text} {' '.join(example.items)}\n\n{question.prompt}")
 
 
-def tracking_example(rng: random.Random, size: int) -> RulerQuestion:
+def tracking_example(rng: random.Random, size: int) -> Episode:
     """Return the worked example alone."""
     return _chain(rng, size, _EXAMPLE_LETTERS)
 
 
-def common_words(rng: random.Random, size: int, words: Sequence[str], long: bool) -> RulerQuestion:
+def common_words(rng: random.Random, size: int, words: Sequence[str], long: bool) -> Episode:
     """List ``size`` different words, ten of them repeated more, after a worked example.
 
     Args:
@@ -143,7 +129,7 @@ def common_words(rng: random.Random, size: int, words: Sequence[str], long: bool
     return replace(question, prompt=shown + question.prompt)
 
 
-def frequent_words(rng: random.Random, size: int, vocabulary: int) -> RulerQuestion:
+def frequent_words(rng: random.Random, size: int, vocabulary: int) -> Episode:
     """Make a coded text of about ``size`` words, whose frequencies fall with the square of their rank; dots come first.
 
     Args:
@@ -170,9 +156,7 @@ class DocumentQuestion:
     nearby: tuple[int, ...] = ()
 
 
-def question_answering(
-    rng: random.Random, size: int, question: DocumentQuestion, documents: Sequence[str]
-) -> RulerQuestion:
+def question_answering(rng: random.Random, size: int, question: DocumentQuestion, documents: Sequence[str]) -> Episode:
     """Ask after ``size`` documents in random order; more than there are come repeated."""
     if size >= len(documents):
         shown = (list(documents) * -(-size // len(documents)))[:size]
@@ -223,7 +207,7 @@ def random_uuid(rng: random.Random) -> str:
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
-def _chain(rng: random.Random, size: int, letters: int) -> RulerQuestion:
+def _chain(rng: random.Random, size: int, letters: int) -> Episode:
     names = distinct(lambda rng: "".join(rng.choices(string.ascii_uppercase, k=letters)), rng, HOPS + 1)
     value = str(rng.randrange(10_000, 99_999))
     # The blank that ends every later assignment is in the official data.

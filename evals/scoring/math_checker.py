@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from longdecode.engine.errors import LongDecodeError, ScoreTimeoutError
 from longdecode.evals import sandbox
@@ -228,7 +228,7 @@ class CheckerError(LongDecodeError):
 
 
 class MathChecker:
-    """Asks a worker process whether two answers are the same; a context manager, started at the first question.
+    """Asks a worker process whether two answers are the same; it starts at the first question and ends by ``close``.
 
     What a model wrote is read there alone: under the sandbox of ``evals.sandbox`` (no network, no files but the
     interpreter's) where this machine has one, else as an ordinary process with the same limits on memory and time.
@@ -242,12 +242,6 @@ class MathChecker:
     def __init__(self, deadline_seconds: float = DEADLINE_SECONDS, wall_seconds: float = 60.0):
         self.deadline_seconds, self.wall_seconds = deadline_seconds, max(wall_seconds, deadline_seconds)
         self._worker: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
 
     def equal(self, gold: str, answer: str, rule: Rule | None = None) -> bool:
         """Return true where an answer is the same as the gold one; see ``equivalent``.

@@ -52,7 +52,7 @@ class Story:
         """Tell narratives of as many tokens as the context has."""
 
         def tell(index: int, size: int) -> Sample:
-            told = narrative.narrative(task.rng(context_tokens, seed, index), size, 0, self.people).prompt
+            told = narrative.narrative(task.rng(context_tokens, seed, index), size, self.people)
             return Sample(index, told, "", 0, None, None)
 
         room = context_tokens - task.tokens - len(tokenizer.first_ids)

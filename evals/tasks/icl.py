@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.datasets.reader import SOURCES, DataSet, HubId, Row, read_rows
+from longdecode.evals.datasets.reader import SOURCES, read_rows
 from longdecode.evals.scoring.string_match import exact_match
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context
@@ -137,37 +137,11 @@ def read_texts(name: str, part: Literal["train", "test"], source: Path | None) -
     """
     place, fields = SETS[name]
     split = "train" if name in _WITHOUT_TEST else part
-    data = replace(SOURCES[place], split=split, files=(f"{split}*.jsonl", f"{split}*.csv"))
-    texts = [_text(row, fields) for row in _rows(data, source)]
+    trec = "TREC_*.label" if split == "test" else "train*.label"
+    data = replace(SOURCES[place], split=split, files=(f"{split}*.jsonl", f"{split}*.csv", trec))
+    rows = read_rows(data, source)
+    texts = [(" ".join(row.text("text").split()), row.answer(row.first(*fields))) for row in rows]
     return _divided(texts, part) if name in _WITHOUT_TEST else texts
-
-
-def _rows(data: DataSet, source: Path | None) -> list[Row]:
-    """Return the rows of a split: files named after it, or TREC's own; else the hub's form."""
-    place = data.locate(source)
-    pattern = "TREC_*.label" if data.split == "test" else "train*.label"
-    own = [] if isinstance(place, HubId) else sorted((place / data.folder).glob(pattern))
-    return _trec_rows(data, own[0]) if own else read_rows(data, source)
-
-
-def _trec_rows(data: DataSet, file: Path) -> list[Row]:
-    """Read TREC's own lines, ``COARSE:fine question``; the original is in Latin-1."""
-    rows = []
-    for number, line in enumerate(file.read_text(encoding="latin-1").split("\n"), 1):
-        label, _, text = line.partition(" ")
-        if text:
-            values = {"text": text, "coarse_label": label.partition(":")[0], "fine_label": label}
-            rows.append(Row(values, f"{file}, line {number}", data))
-    if not rows:
-        raise data.unavailable(f"{file} is empty")
-    return rows
-
-
-def _text(row: Row, fields: tuple[str, ...]) -> tuple[str, str]:
-    key = next((field for field in fields if row.values.get(field) is not None), None)
-    if key is None:
-        raise row.fault(f"has no {' or '.join(fields)} (it has {', '.join(map(str, row.values))})")
-    return " ".join(row.text("text").split()), row.answer(key)
 
 
 def _by_label(texts: Sequence[tuple[str, str]]) -> dict[str, list[str]]:

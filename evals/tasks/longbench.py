@@ -39,8 +39,6 @@ QUESTION_CHARACTERS = 100
 """At most so many characters at the prompt's end are decoded token by token."""
 _ARCHIVE = "data.zip"
 _DATA = SOURCES["longbench"]
-_OWN_NAMES = ("zai-org/longbench", "thudm/longbench")
-"""The repository's name now and then, pinned to one commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +154,7 @@ def read_v1_rows(source: Path | None, dataset: str, count: int) -> list[LongBenc
 
     Args:
         source: a folder with ``<dataset>.jsonl`` at any depth or with ``data.zip``; ``hub``; or a hub id, ``org/name``
-            or ``org/name@revision``; ``None`` where the configuration names nothing.
+            or ``org/name@revision`` where it is not at the official commit; ``None`` where none is named.
         dataset: LongBench's own name, such as ``qmsum``, or LongBench-E's, such as ``qasper_e``.
 
     Raises:
@@ -172,7 +170,7 @@ def _file(source: Path | None, dataset: str) -> tuple[str, bytes]:
     """Return the file of a data set, by name and content: of a folder, or of the archive that it was published in."""
     place = _DATA.locate(source)
     if isinstance(place, HubId):
-        archive = _fetch(place)
+        archive = hub_file(_DATA, place, _ARCHIVE)
     elif files := sorted(place.rglob(f"{dataset}.jsonl"), key=lambda file: (len(file.parts), file)):
         return str(files[0]), files[0].read_bytes()
     else:
@@ -182,13 +180,6 @@ def _file(source: Path | None, dataset: str) -> tuple[str, bytes]:
         if not members:
             raise _DATA.unavailable(f"{archive} holds no {dataset}.jsonl")
         return f"{archive}:{members[0]}", zipped.read(members[0])
-
-
-def _fetch(place: HubId) -> Path:
-    revision = place.revision or (_DATA.revision if place.repo.lower() in _OWN_NAMES else None)
-    if revision is None:
-        raise _DATA.unavailable(f"data.longbench is a hub id without a revision: write {place.repo}@<commit>")
-    return hub_file(_DATA, HubId(place.repo, revision), _ARCHIVE)
 
 
 def _row(row: Row) -> LongBenchRow:

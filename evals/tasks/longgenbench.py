@@ -153,8 +153,6 @@ def _csqa(row: Row) -> Question:
         else:
             stem, choices = asked["stem"], [(choice["label"], choice["text"]) for choice in asked["choices"]]
         labels = [label for label, _ in choices]
-        if not all(map(reader.is_text, [stem, *(text for _, text in choices)])):
-            raise TypeError("a text is no string")
         if labels != list(LETTERS[: len(choices)]) or gold not in labels:
             raise ValueError(f"choices {labels} and {gold!r} as 'answerKey'; letters from A to E are expected")
     return Question(f"{stem}\n{' '.join(f'({label}) {text}' for label, text in choices)}\n", gold)
@@ -171,23 +169,20 @@ def _mmlu(data: DataSet, source: Path | None, size: int) -> list[Group]:
         raise data.unavailable(f"{demos} cannot be read: an object of texts, one a subject, is expected")
     groups = []
     for subject in sorted(set(files) & set(examples) - set(_TEXTS["dropped"])):
-        rows = reader.csv_table(data, files[subject])[:size]
-        for where, values in rows:
-            if len(values) != 6 or values[-1] not in tuple(LETTERS[:4]):
-                why = f"{len(values)} fields, the last {values[-1]!r}; 6 are expected, the last A to D"
-                raise data.unavailable(f"{where} has {why}")
+        rows = reader.csv_rows(data, files[subject], ("question", *LETTERS[:4], "answer"))[:size]
         if len(rows) == size:
-            groups.append(_mmlu_group(subject, [values for _, values in rows], examples[subject]))
+            groups.append(_mmlu_group(subject, rows, examples[subject]))
     if not groups:
         raise data.unavailable(f"{source} has no subject with {size} questions and worked examples")
     return groups
 
 
-def _mmlu_group(subject: str, rows: list[list[str]], examples: str) -> Group:
+def _mmlu_group(subject: str, rows: list[Row], examples: str) -> Group:
     questions = []
-    for stem, *choices, gold in rows:
-        options = (f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
-        questions.append(Question(f"{stem.strip()}\n{' '.join(options)}", gold))
+    for row in rows:
+        options = " ".join(f"({letter}) {row.text(letter)}" for letter in LETTERS[:4])
+        gold = row.value("answer", "a letter from A to D", row.values["answer"] in tuple(LETTERS[:4]))
+        questions.append(Question(f"{row.text('question').strip()}\n{options}", gold))
     pairs = (example.partition("\nA: ") for example in examples.split("\n\nQ: ")[1:])
     demos = tuple((question, answer) for question, _, answer in pairs)
     return Group(demos, tuple(questions), subject.replace("_", " "))

@@ -12,12 +12,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
 from longdecode.evals.scoring.choice_letter import chosen_letter
 from longdecode.evals.scoring.math_answer import final_answer, integer_answer
-from longdecode.evals.scoring.math_checker import MathChecker, Rule, shared_checker
+from longdecode.evals.scoring.math_checker import Rule, shared_checker
 from longdecode.evals.scoring.plain_text import plain
 from longdecode.evals.tasks.base import Data, ReasoningTask, Sample, Score, Suite
 
@@ -41,11 +40,11 @@ _ONE_NUMBER = re.compile(r"[^\d\\(+\-.]*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem: its text without the instruction, the gold answer, and the tolerance stated with it."""
+    """One problem: its text without the instruction, the gold answer, and the tolerances stated with it."""
 
     text: str
     gold: str
-    tolerance: str | None = None
+    tolerance: tuple[float, ...] = ()
 
 
 class MathTask(ReasoningTask):
@@ -56,22 +55,22 @@ class MathTask(ReasoningTask):
 
     Args:
         name: a key of ``SETS`` or ``SHORT``.
-        data: ``math`` says where the sets are, as ``load_problems`` takes it.
-        checker: what compares answers; the process's shared one by default.
+        data: ``math`` is a folder with one sub-folder a set, each holding its jsonl or a snapshot of its repository on
+            the hub; or ``hub``.
     """
 
     suite = "math"
     version = 2
 
-    def __init__(self, name: str, data: Data, checker: MathChecker | None = None):
+    def __init__(self, name: str, data: Data):
         self.dataset, limit = SHORT.get(name, (name, None))
         draws = AIME_DRAWS if name in ("aime24", "aime25") else 1
         super().__init__(name, data, draws, limit)
-        self._checker = checker
 
     def problems(self) -> list[tuple[str, Problem]]:
         """Return every problem with the instruction after it."""
-        found = load_problems(self.dataset, self.data.get("math"))
+        rows = read_rows(SETS[self.dataset], self.data.get("math"))
+        found = (_problem(row, self.dataset == "gsm8k") for row in rows)
         return [(problem.text + INSTRUCTION, problem) for problem in found]
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
@@ -92,44 +91,25 @@ class MathTask(ReasoningTask):
             ScoreTimeoutError: the comparison did not end in time.
         """
         gold, given = integer_answer(problem.gold), integer_answer(answer)
-        if gold is not None and given is not None and problem.tolerance is None:
+        if gold is not None and given is not None and not problem.tolerance:
             return gold == given
         if self.dataset == "gsm8k" and gold is not None and (found := _ONE_NUMBER.fullmatch(plain(answer))):
             return float(found[1].replace(",", "")) == gold
-        checker = self._checker or shared_checker()
         wanted = str(gold) if self.dataset in _INTEGERS else problem.gold
-        return checker.equal(wanted, answer, self._rule(problem))
+        return shared_checker().equal(wanted, answer, self._rule(problem))
 
     def _rule(self, problem: Problem) -> Rule:
         if self.dataset == "olympiadbench":
-            stated = problem.tolerance
-            precision = tuple(map(float, stated.split(","))) if stated else (OLYMPIAD_PRECISION,)
-            return Rule(absolute=precision, drop_units=True)
+            return Rule(absolute=problem.tolerance or (OLYMPIAD_PRECISION,), drop_units=True)
         if self.dataset == "minerva":
             return Rule(relative=MINERVA_RELATIVE, drop_units=True)
         return Rule(drop_units=self.dataset == "gsm8k")
 
 
-def load_problems(name: str, source: Path | None) -> list[Problem]:
-    """Return every problem of a set, in the set's own order.
-
-    Args:
-        name: a key of ``SETS``.
-        source: a folder with one sub-folder a set, each holding its jsonl or a snapshot of its repository on the hub;
-            or ``hub``; ``None`` where the configuration gives neither.
-
-    Raises:
-        DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
-    """
-    return [_problem(row, name == "gsm8k") for row in read_rows(SETS[name], source)]
-
-
 def _problem(row: Row, worked: bool) -> Problem:
     """Read one row of any of the formats that the sets are published in; GSM8K's answers are ``worked``."""
-    key = next((key for key in ("problem", "question", "prompt") if row.values.get(key)), None)
-    if key is None:
-        raise row.fault("lacks 'problem', 'question' or 'prompt'")
-    context, problem = row.text("context", ""), row.text(key).removesuffix(INSTRUCTION)
+    problem = row.text(row.first("problem", "question", "prompt")).removesuffix(INSTRUCTION)
+    context = row.text("context", "")
     return Problem(f"{context}\n{problem}" if context else problem, _gold(row, worked), _tolerance(row))
 
 
@@ -141,21 +121,18 @@ def _gold(row: Row, worked: bool) -> str:
         return gold
     if isinstance(row.values.get("final_answer"), list | tuple):
         return ", ".join(row.texts("final_answer"))
-    for key in ("final_answer", "answer"):
-        if row.values.get(key) is not None:
-            return row.answer(key)
-    boxed = final_answer(row.text("solution", ""))
-    if not boxed:
-        raise row.fault("lacks 'answer', 'final_answer' or a boxed 'solution'")
-    return boxed
+    if (key := row.first("final_answer", "answer", "solution")) != "solution":
+        return row.answer(key)
+    return final_answer(row.text(key)) or row.answer("answer")
 
 
-def _tolerance(row: Row) -> str | None:
-    stated = row.text("error", "") or None
+def _tolerance(row: Row) -> tuple[float, ...]:
+    stated = row.text("error", "")
     with row.data.reading(f"{row.where} has {stated!r} as 'error'; numbers from 0, separated by commas, are expected"):
-        if stated and not all(0 <= float(part) < float("inf") for part in stated.split(",")):
+        found = tuple(map(float, stated.split(","))) if stated else ()
+        if not all(0 <= part < float("inf") for part in found):
             raise ValueError(stated)
-    return stated
+    return found
 
 
 class GpqaDiamond(ReasoningTask):

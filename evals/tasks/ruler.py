@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,9 +17,10 @@ import yaml
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.datasets.reader import SOURCES, DataSet, is_text, read_json, read_text, shown
+from longdecode.evals.datasets.reader import SOURCES, read_json, read_text
 from longdecode.evals.generators import ruler as make
-from longdecode.evals.generators.ruler import DocumentQuestion, NiahSpec, RulerQuestion
+from longdecode.evals.generators.prose import Episode
+from longdecode.evals.generators.ruler import DocumentQuestion, NiahSpec
 from longdecode.evals.scoring.string_match import string_match_all, string_match_part
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context, largest_fitting
@@ -37,7 +37,7 @@ _LEAST_LINES = 2
 ESSAYS, WORDS = SOURCES["ruler_essays"], SOURCES["ruler_words"]
 _WORD_LISTS = ("nounlist.txt", "adjectivelist.txt", "verblist.txt")
 Questions = tuple[tuple[DocumentQuestion, ...], tuple[str, ...]]
-Make = Callable[[random.Random, int], RulerQuestion]
+Make = Callable[[random.Random, int], Episode]
 """A question from random numbers and a haystack size; the size's unit is the generator's (words, lines, documents)."""
 
 
@@ -81,8 +81,8 @@ class Ruler(Task):
         def sample(index: int, size: int) -> Sample:
             made = makes[max(index, 0)](self.rng(context_tokens, seed, index), size)
             return Sample(
-                index, made.prompt, made.answer_prefix, self.max_new_tokens, None, made.answers,
-                question_chars=made.question_chars,
+                index, made.prompt, made.question, self.max_new_tokens, None, made.items,
+                question_chars=made.asked_chars,
             )  # fmt: skip
 
         return fill_context(self, sample, smallest, len(makes), context_tokens, tokenizer)
@@ -108,17 +108,14 @@ class Ruler(Task):
             few = common_vocabulary(folder)
             long = context_tokens >= make.LONG_FROM_TOKENS
 
-            def common(rng: random.Random, size: int) -> RulerQuestion:
+            def common(rng: random.Random, size: int) -> Episode:
                 return make.common_words(rng, size, few if size <= len(few) else large_vocabulary(folder), long)
 
             return [common] * count, make.COMMON + 1
         if kind == "fwe":
             vocabulary = (context_tokens - self.max_new_tokens) // _TOKENS_A_CODED_WORD
             if vocabulary < _LEAST_CODED_VOCABULARY:
-                raise UnsupportedCellError(
-                    f"{self.name} does not fit {context_tokens} tokens: a coded vocabulary of {vocabulary} words is "
-                    "too small"
-                )
+                raise UnsupportedCellError(f"{self.name} does not fit {context_tokens} tokens: too few coded words")
             return [partial(make.frequent_words, vocabulary=vocabulary)] * count, make.LEAST_CODED_WORDS
         questions, documents = read_questions(folder, _DATA_SETS[kind])
         asked = questions[:count]
@@ -139,18 +136,15 @@ def _example_size(tokenizer: TextTokenizer) -> int:
 
 
 def essay_words(source: Path | None) -> tuple[str, ...]:
-    """Return words of the essays: PaulGrahamEssays.json's where it is, else of all .txt files of ``essays`` by name.
+    """Return the words of all .txt files of ``essays``, by name.
 
     Raises:
-        DataUnavailableError: neither is there; the message says how to fetch them.
+        DataUnavailableError: there are none; the message says how to fetch them.
     """
-    folder = ESSAYS.place(source)
-    if (packed := folder / "PaulGrahamEssays.json").is_file():
-        with _form(ESSAYS, packed) as raw:
-            return tuple(_text(raw["text"]).split())
-    files = sorted((folder / "essays").glob("*.txt"))
+    folder = ESSAYS.place(source) / "essays"
+    files = sorted(folder.glob("*.txt"))
     if not files:
-        raise ESSAYS.unavailable(f"no PaulGrahamEssays.json and no essays/*.txt in {folder}")
+        raise ESSAYS.unavailable(f"no *.txt in {folder}")
     return tuple(word for file in files for word in read_text(ESSAYS, file).split())
 
 
@@ -165,12 +159,16 @@ def common_vocabulary(source: Path | None) -> tuple[str, ...]:
     return tuple(sorted(filter(None, words)))
 
 
+@functools.cache
 def large_vocabulary(source: Path | None) -> tuple[str, ...]:
     """Return the longer list that very long contexts need, in its file's order; raises as ``common_vocabulary``."""
-    with _form(WORDS, WORDS.place(source) / "english_words.json") as raw:
-        return tuple(dict.fromkeys(map(_text, raw.values())))
+    file = WORDS.place(source) / "english_words.json"
+    raw = read_json(WORDS, file)
+    with WORDS.reading(f"{file} is not in the expected format"):
+        return tuple(dict.fromkeys(raw.values()))
 
 
+@functools.lru_cache(maxsize=2)
 def read_questions(source: Path | None, name: str) -> Questions:
     """Return questions and documents of ``squad`` or ``hotpotqa``.
 
@@ -179,7 +177,8 @@ def read_questions(source: Path | None, name: str) -> Questions:
     """
     data = SOURCES[name]
     file = data.place(source) / f"{name}.json"
-    with _form(data, file) as raw:
+    raw = read_json(data, file)
+    with data.reading(f"{file} is not in the expected format"):
         found = _squad(raw) if name == "squad" else _hotpotqa(raw)
     if not found[0]:
         raise data.unavailable(f"{file} has no question")
@@ -187,7 +186,7 @@ def read_questions(source: Path | None, name: str) -> Questions:
 
 
 def _squad(raw: Any) -> Questions:
-    documents = tuple(sorted({_text(part["context"]) for article in raw["data"] for part in article["paragraphs"]}))
+    documents = tuple(sorted({part["context"] for article in raw["data"] for part in article["paragraphs"]}))
     place = {document: i for i, document in enumerate(documents)}
     questions = []
     for article in raw["data"]:
@@ -196,40 +195,21 @@ def _squad(raw: Any) -> Questions:
             nearby = tuple(dict.fromkeys(i for i in own if i != gold))
             for item in (item for item in part["qas"] if not item.get("is_impossible", False)):
                 if not item["answers"]:
-                    raise ValueError(f"{shown(item['question'])} has no answer")
-                answers = tuple(_text(answer["text"]) for answer in item["answers"])
-                questions.append(DocumentQuestion(_text(item["question"]), answers, (gold,), nearby))
+                    raise ValueError(f"{item['question']!r} has no answer")
+                answers = tuple(answer["text"] for answer in item["answers"])
+                questions.append(DocumentQuestion(item["question"], answers, (gold,), nearby))
     return tuple(questions), documents
 
 
 def _hotpotqa(raw: Any) -> Questions:
-    texts = [[f"{_text(title)}\n{''.join(map(_text, parts))}" for title, parts in item["context"]] for item in raw]
+    texts = [[f"{title}\n{''.join(parts)}" for title, parts in item["context"]] for item in raw]
     documents = tuple(sorted({text for own in texts for text in own}))
     place = {document: i for i, document in enumerate(documents)}
     questions = []
     for item, own in zip(raw, texts, strict=True):
         holding = tuple(dict.fromkeys(place[text] for text in own))
-        questions.append(DocumentQuestion(_text(item["question"]), (_text(item["answer"]),), holding))
+        questions.append(DocumentQuestion(item["question"], (item["answer"],), holding))
     return tuple(questions), documents
-
-
-@contextmanager
-def _form(data: DataSet, file: Path) -> Iterator[Any]:
-    """Give a file's JSON to be read; whatever is not where it should be is the file's fault."""
-    raw = _load(data, file)
-    with data.reading(f"{file} is not in the expected format"):
-        yield raw
-
-
-@functools.lru_cache(maxsize=2)
-def _load(data: DataSet, file: Path) -> Any:
-    return read_json(data, file)
-
-
-def _text(value: Any) -> str:
-    if not is_text(value):
-        raise TypeError(f"{shown(value)} stands where a string is expected")
-    return str(value)
 
 
 def _suite(chat: bool) -> Suite:

@@ -267,7 +267,7 @@ class OwnChoicesBench(EqualMemoryBench):
         longest = max(context for grid in self.grids for context in grid.contexts)
         count = max(grid.sequences for grid in self.grids)
         drawn = (random.Random(f"own choices {number}") for number in range(count))
-        return tuple(narrative(rng, 8 * longest, 0).prompt for rng in drawn)
+        return tuple(narrative(rng, 8 * longest) for rng in drawn)
 
     def _losses(self, stepper: Stepper, grid: Grid) -> Tensor:
         """Return nats a token over the tokens that every variant decodes, of full attention's rows or fewer."""

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,9 @@ TOWER = "10^{10^{10^{10}}}"
 OFFICIAL = Rule(absolute=(1e-8,))
 
 
-@pytest.fixture(scope="module")
-def checker() -> Iterator[MathChecker]:
-    with MathChecker(deadline_seconds=10) as one:
-        yield one
+@pytest.fixture
+def checker() -> MathChecker:
+    return math_checker.shared_checker()
 
 
 def problems(task: MathTask) -> list[Problem]:
@@ -80,7 +78,7 @@ def test_integers_are_read_as_contests_print_them(text: str, value: int | None) 
     assert integer_answer(text) == value
 
 
-def test_every_gold_solution_is_marked_right(shared_data: Path, checker: MathChecker) -> None:
+def test_every_gold_solution_is_marked_right(shared_data: Path) -> None:
     """All problems of AIME, MATH500 and Minerva by what their own sources write; no exception."""
     halves = [read_rows(shared_data / f"aime25/test2025-{half}.jsonl") for half in ("I", "II")]
     boxes = {
@@ -93,7 +91,7 @@ def test_every_gold_solution_is_marked_right(shared_data: Path, checker: MathChe
     }
     wrong = []
     for name, given in answers.items():
-        task = MathTask(name, {"math": shared_data}, checker)
+        task = MathTask(name, {"math": shared_data})
         for problem, answer in zip(problems(task), given, strict=True):
             if answer is None or not task.is_right(problem, answer):
                 wrong.append((name, problem.gold, answer))
@@ -102,12 +100,12 @@ def test_every_gold_solution_is_marked_right(shared_data: Path, checker: MathChe
     assert not wrong
 
 
-def test_olympiadbench_answers_written_otherwise_are_marked_right(shared_data: Path, checker: MathChecker) -> None:
+def test_olympiadbench_answers_written_otherwise_are_marked_right(shared_data: Path) -> None:
     """Its solutions box nothing, so a third of the gold answers is boxed here, with other fractions and spaces.
 
     One of the 675 is no mathematics, ``t(0,4]``, and matches itself alone.
     """
-    task = MathTask("olympiadbench", {"math": shared_data}, checker)
+    task = MathTask("olympiadbench", {"math": shared_data})
     assert len(problems(task)) == 675
     for problem in problems(task)[::3]:
         if problem.gold == "$t(0,4]$":
@@ -117,10 +115,10 @@ def test_olympiadbench_answers_written_otherwise_are_marked_right(shared_data: P
         assert answer is not None and task.is_right(problem, answer), problem.gold
 
 
-def test_another_problems_answer_is_marked_wrong(shared_data: Path, checker: MathChecker) -> None:
+def test_another_problems_answer_is_marked_wrong(shared_data: Path) -> None:
     """Golds of neighbouring problems are different as a rule; where they are alike they are alike as text."""
     for name in ("math500", "minerva", "olympiadbench"):
-        task = MathTask(name, {"math": shared_data}, checker)
+        task = MathTask(name, {"math": shared_data})
         right = []
         for one, other in list(zip(problems(task), problems(task)[1:], strict=False))[:40]:
             if task.is_right(one, other.gold):
@@ -185,7 +183,7 @@ def test_several_values_are_paired_off_within_their_tolerances(
 
 
 def test_what_does_not_end_is_given_up_and_the_next_is_marked() -> None:
-    with MathChecker(deadline_seconds=0.5) as impatient:
+    with contextlib.closing(MathChecker(deadline_seconds=0.5)) as impatient:
         for answer in (TOWER, "\\sum_{n=1}^{10^{12}} \\frac{1}{n^{3.1}}", "(" * 2000 + "1" + ")" * 2000):
             assert impatient.equal("2", "4/2")
             began = time.monotonic()
@@ -222,7 +220,7 @@ def innermost(pid: int) -> int:
 
 
 def test_a_worker_that_dies_is_replaced_and_the_question_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MathChecker() as one:
+    with contextlib.closing(MathChecker()) as one:
         os.kill(worker_of(one), signal.SIGKILL)
         assert one.equal("1", "1") and not one.equal("1", "2")
         one.close()
@@ -238,12 +236,12 @@ def test_a_worker_that_dies_is_replaced_and_the_question_asked_again(monkeypatch
             one.equal("1", "1")
     monkeypatch.undo()
     monkeypatch.setattr(math_checker, "_SOURCE_ROOT", Path("/usr/share"))
-    with MathChecker() as lost, pytest.raises(CheckerError, match="does not start"):
+    with contextlib.closing(MathChecker()) as lost, pytest.raises(CheckerError, match="does not start"):
         lost.equal("1", "1")
 
 
 def test_memory_is_bounded() -> None:
-    with MathChecker(deadline_seconds=5) as one:
+    with contextlib.closing(MathChecker(deadline_seconds=5)) as one:
         limits = Path(f"/proc/{worker_of(one)}/limits").read_text()
         assert next(line for line in limits.splitlines() if "address space" in line).split()[3:5] == ["1073741824"] * 2
         with pytest.raises(ScoreTimeoutError, match=r"MemoryError|processor time"):
@@ -256,15 +254,15 @@ def test_the_worker_has_no_network_and_no_files_of_the_host() -> None:
         require_sandbox()
     except SandboxUnsupportedError:
         pytest.skip("no bubblewrap here: the worker is an ordinary process with limits")
-    with MathChecker() as one:
+    with contextlib.closing(MathChecker()) as one:
         pid = worker_of(one)
         routes = Path(f"/proc/{pid}/net/dev").read_text()
         assert [line.split(":")[0].strip() for line in routes.splitlines()[2:]] == ["lo"]
         assert [path.name for path in (Path(f"/proc/{pid}/root") / "etc").iterdir()] == ["ld.so.cache"]
 
 
-def test_marking_needs_no_more_than_the_last_box(shared_data: Path, checker: MathChecker) -> None:
-    task = MathTask("aime24", {"math": shared_data}, checker)
+def test_marking_needs_no_more_than_the_last_box(shared_data: Path) -> None:
+    task = MathTask("aime24", {"math": shared_data})
     sample = next(s for s in task.samples(100_000, 30, 0, Words()) if s.meta.gold == "025")
     for text, mark in (("\\boxed{25}", 1), ("\\boxed{025}", 1), ("\\boxed{50/2}", 1), ("\\boxed{26}", 0), ("25", 0)):
         assert task.score(sample, f"I think {text}.", ()).value == mark

@@ -50,8 +50,8 @@ def test_official_rows_are_rebuilt_byte_for_byte(shared_data: Path) -> None:
         assert row["length"] <= 4096
         rebuilt = ask(spec, context, query, tuple(row["outputs"]))
         assert rebuilt.text == row["input"]
-        assert rebuilt.answers == tuple(value for _, key, value in hidden if key == query[0])
-        sample = Sample(0, rebuilt.prompt, rebuilt.answer_prefix, 128, None, rebuilt.answers)
+        assert rebuilt.items == tuple(value for _, key, value in hidden if key == query[0])
+        sample = Sample(0, rebuilt.prompt, rebuilt.question, 128, None, rebuilt.items)
         assert Ruler("niah_multikey_3", {"ruler": None}).score(sample, f" {row['outputs'][0].upper()}.", ()).value == 1
         assert Ruler("niah_multikey_3", {"ruler": None}).score(sample, row["outputs"][0][:-1], ()).value == 0
 

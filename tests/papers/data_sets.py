@@ -59,7 +59,7 @@ class DataSets:
     def ruler(self, folder: str) -> None:
         """Write RULER's essays, word lists and questions."""
         words = [f"{self._word()}{n}" for n in range(600)]
-        self._json(f"{folder}/PaulGrahamEssays.json", {"text": self._prose(400)})
+        self._text(f"{folder}/essays/1.txt", self._prose(400))
         for name, part in (("nounlist", words[:300]), ("adjectivelist", words[300:500]), ("verblist", words[500:])):
             self._text(f"{folder}/{name}.txt", "\n".join(part))
         self._json(f"{folder}/english_words.json", dict(enumerate(words)))

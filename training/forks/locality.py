@@ -121,7 +121,7 @@ def requests_of(spec: LocalitySpec, tokenizer: TextTokenizer, books: Path | None
     texts: Iterable[str]
     if books is None:
         drawn = (random.Random(f"locality {number}") for number in range(spec.samples))
-        texts, kind = (narrative(rng, need * 8, 0).prompt for rng in drawn), "generated"
+        texts, kind = (narrative(rng, need * 8) for rng in drawn), "generated"
     else:
         texts, kind = read_books(books, UNSEEN).values(), "books"
     encoded = (list(tokenizer.encode(text[: need * 12]))[:need] for text in texts)

@@ -108,7 +108,7 @@ def chains(rng: random.Random, length: int, library: Library) -> list[Piece]:
 
 def story(rng: random.Random, length: int, library: Library) -> list[Piece]:
     """A generated narrative; what it tells for the second time and after can be known, and weighs like an answer."""
-    text = narrative.narrative(rng, length, 0).prompt
+    text = narrative.narrative(rng, length)
     pieces: list[Piece] = []
     done = 0
     for statement in narrative.retold(text):

@@ -19,7 +19,7 @@ _MAKERS = {
     "longgen_45": lambda rng, size: lookup.longgen(rng, 45, size),
     "chain_8": lambda rng, size: chain.chain(rng, 8, size),
     "chain_16": lambda rng, size: chain.chain(rng, 16, size),
-    "story": lambda rng, size: narrative.narrative(rng, size, 0),
+    "story": lambda rng, size: Episode(narrative.narrative(rng, size), "", ""),
 }
 _SMALLEST = {"longgen_15": 768, "longgen_45": 2048, "chain_8": 512, "chain_16": 1024}
 
