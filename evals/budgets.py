@@ -98,8 +98,6 @@ def token_share(text: str) -> float | None:
 
 
 def _budget(value: Any) -> Budget:
-    if isinstance(value, Budget):
-        return value
     if isinstance(value, Mapping) and set(value) == {"bytes"}:
         share = value["bytes"]
         if isinstance(share, float) and 0 < share <= 1:

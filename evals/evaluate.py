@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import resolve_device
-from longdecode.engine.errors import ConfigError, refuse_unknown
+from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.fingerprint import hash_texts
@@ -43,17 +43,15 @@ def evaluate_suite(
     uninterrupted run. A cell that cannot run ends as a status; the others go on.
 
     Args:
+        model, suite: keys of ``config.models`` and ``config.suites``.
         outputs: the parquet file of each variant.
         gated: ask for conformance first; tuning, whose scores stand in no table, does without.
 
     Raises:
-        ConfigError: the configuration has no such model, variant or suite, or a knob was tuned on one of its prompts.
+        ConfigError: a knob was tuned on one of the prompts.
         CheckpointError: the model cannot be loaded.
         LockHeldError: another process runs one of the variants.
     """
-    refuse_unknown(config.source, "model", [model], config.models)
-    refuse_unknown(config.source, "variant", outputs, config.methods)
-    refuse_unknown(config.source, "suite", [suite], config.suites)
     with lease_gpu(resolve_device(config.device)) as device, ExitStack() as stack:
         job = QualityJob(config, model, suite, device)
         if job.failure is not None and any(b.of_bytes for name in outputs for b in config.budgets_of(name)):

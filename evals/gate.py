@@ -75,11 +75,8 @@ class Gate:
             if conforms.status == "passed":
                 conforms = self._once(f"{method} {launches}", self._launches, method, launches)
             verdicts.append(conforms.model_copy(update={"model": launches.model}))
-        file = GateFile(
-            method=method, device=device_name(self.device), code_hash=gate_code_hash(method),
-            revision=provenance.revision(), dirty=provenance.is_dirty(), versions=provenance.versions(),
-            verdicts=tuple(verdicts),
-        )  # fmt: skip
+        origin = provenance.origin(self.device)
+        file = GateFile(method=method, code_hash=gate_code_hash(method), verdicts=tuple(verdicts), **origin)
         path = self.folder / f"{variant}.json"
         write_text(path, file.model_dump_json(indent=1) + "\n")
         seal(self.folder.parent, [path])

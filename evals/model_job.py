@@ -17,7 +17,6 @@ from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.records import Provenance
 from longdecode.evals.run_config import RunConfig
-from longdecode.methods.registry import get_method
 
 
 class ModelJob:
@@ -64,9 +63,7 @@ class ModelJob:
         Raises:
             UnsupportedCellError: the method cannot honour the budget on this model.
         """
-        spec = self.config.methods[variant]
-        method = get_method(spec.method)
-        return method.from_budget(budget_tokens, self.model_config, **spec.params_of(self.model))
+        return self.config.methods[variant].build(budget_tokens, self.model_config, self.model)
 
     def provenance(self, settings: Mapping[str, Any], code: str, data: str) -> Provenance:
         """Return the provenance of records that depend on these settings, code and data, on the model and device."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from longdecode.engine import errors
@@ -32,7 +32,10 @@ def look(run: RunConfig, made: Collection[str] = ()) -> None:
         if fault := _absent(named.path):
             raise ConfigError(f"{run.source}: models.{model}: {fault}")
     for model, folder in _local_models(run, made):
-        _blamed(run, f"models.{model}", partial(_config_and_tokenizer, folder))
+        with _blamed(run, f"models.{model}"):
+            read_config(found := resolve_checkpoint(folder))
+            if not any(found.glob("tokenizer*")) and not any(found.glob("vocab*")):
+                raise errors.CheckpointError(f"{found} has no tokenizer (tokenizer.json)")
     for variant, spec in run.methods.items():
         for model in run.models:
             for path in spec.files_of(model):
@@ -70,30 +73,26 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
     from longdecode.engine.weights import check_checkpoint
 
     if device:
-        _blamed(run, "device", partial(resolve_device, run.device))
-
-    def check_files(model: str, folder: Path) -> None:
-        if check_checkpoint(folder).experts and any(one.model == model for one in run.role_trainings.values()):
-            raise ConfigError("a mixture of experts; head roles (`training`) are learned on dense models alone")
-        eos_ids(folder, load_tokenizer(folder))
-
+        with _blamed(run, "device"):
+            resolve_device(run.device)
     for model, folder in _local_models(run, made):
-        _blamed(run, f"models.{model}", partial(check_files, model, folder))
+        with _blamed(run, f"models.{model}"):
+            if check_checkpoint(folder).experts and any(one.model == model for one in run.role_trainings.values()):
+                raise ConfigError("a mixture of experts; head roles (`training`) are learned on dense models alone")
+            eos_ids(folder, load_tokenizer(folder))
         for variant in run.methods:
-            if not {str(path) for path in run.methods[variant].files_of(model)} & set(made):
-                _blamed(run, f"methods.{variant}", partial(_build, run, model, variant))
+            with _blamed(run, f"methods.{variant}"):
+                if not {str(path) for path in run.methods[variant].files_of(model)} & set(made):
+                    _build(run, model, variant)
 
 
 def _build(run: RunConfig, model: str, variant: str) -> None:
     """Build a variant's method at each of its budgets, as its jobs will; native ones for bytes are left to them."""
-    from longdecode.methods.registry import get_method
-
     config = read_config(resolve_checkpoint(run.models[model].path))
-    method = get_method(run.methods[variant].method)
     for budget in (budget for budget in run.budgets_of(variant) if not budget.of_bytes):
         for context in sorted({context for suite in run.suites_of(variant) for context in run.suites[suite].contexts}):
             try:
-                method.from_budget(budget.tokens(context), config, **run.methods[variant].params_of(model))
+                run.methods[variant].build(budget.tokens(context), config, model)
             except errors.UnsupportedCellError:
                 continue  # a status of its cell
 
@@ -125,17 +124,11 @@ def _absent(path: str) -> str | None:
     return f"no folder {path} here; nearest folder: {near[0]}{copy}" if near else None
 
 
-def _config_and_tokenizer(folder: Path) -> None:
-    found = resolve_checkpoint(folder)
-    read_config(found)
-    if not any(found.glob("tokenizer*")) and not any(found.glob("vocab*")):
-        raise errors.CheckpointError(f"{found} has no tokenizer (tokenizer.json)")
-
-
-def _blamed(run: RunConfig, key: str, act: Callable[[], object]) -> None:
-    """Do a check and name the configuration's key in its error."""
+@contextmanager
+def _blamed(run: RunConfig, key: str) -> Iterator[None]:
+    """Name the configuration's key in the error of a check."""
     try:
-        act()
+        yield
     except errors.StorageError:
         raise
     except LongDecodeError as error:

@@ -51,7 +51,7 @@ def versions() -> dict[str, str]:
 
 
 def origin(device: torch.device) -> dict[str, Any]:
-    """Return what a training states of itself: the device, this code and the versions of packages."""
+    """Return what made a file: the device, this code and the versions of packages."""
     return {"device": device_name(device), "revision": revision(), "dirty": is_dirty(), "versions": versions()}
 
 

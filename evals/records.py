@@ -125,7 +125,7 @@ class BaseRecord(Stored):
     @property
     def index(self) -> int:
         """Number of the sample within its cell; -1 for a record that closes the cell with a status."""
-        raise NotImplementedError
+        return 0 if self.has_result else -1
 
     @property
     def has_result(self) -> bool:
@@ -258,11 +258,6 @@ class SpeedRecord(BaseRecord):
     def key(self) -> Key:
         """Bench, method, variant, stage, context, batch, budget, and the op's own sizes."""
         return speed_key(self, self.budget)
-
-    @property
-    def index(self) -> int:
-        """0 where timed, -1 otherwise."""
-        return 0 if self.has_result else -1
 
     @property
     def has_result(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -19,6 +19,10 @@ from longdecode.evals.tasks.base import Question
 from longdecode.evals.tasks.registry import default_tasks, folder_of, name_under, suite_tasks, task_names
 from longdecode.methods.card import Card
 from longdecode.methods.registry import METHODS, get_method, get_rule, load_card
+
+if TYPE_CHECKING:
+    from longdecode.engine.attention import AttentionMethod
+    from longdecode.engine.model_config import ModelConfig
 
 TaskName = Annotated[typed.Text, typed.known("task", task_names)]
 TUNING_SUITE = "tuning"
@@ -87,6 +91,14 @@ class MethodSpec(typed.Part):
     def params_of(self, model: str) -> dict[str, Any]:
         """Return the parameters on one model: the configuration's over the tuned ones."""
         return {**self.tuned.get(model, {}), **self.own_params(model)}
+
+    def build(self, budget_tokens: int | None, config: ModelConfig, model: str) -> AttentionMethod:
+        """Build the method at a budget on one model.
+
+        Raises:
+            UnsupportedCellError: it cannot honour the budget there.
+        """
+        return get_method(self.method).from_budget(budget_tokens, config, **self.params_of(model))
 
     def portable(self, model: str) -> dict[str, Any]:
         """Return the parameters on one model that mean the same on every model, which the gate checks."""

@@ -28,7 +28,6 @@ from longdecode.evals.preflight import data_fault
 from longdecode.evals.run_config import Place, RecordFile, RunConfig, record_files, sizes_of
 from longdecode.evals.tasks.registry import folder_of, get_task
 from longdecode.evals.throughput.spec import RAW_SHAPES, SHARED_JOBS
-from longdecode.methods.registry import get_method
 
 MEASURED_BYTES = 15.0e9  # weights of the 8B shape that a step reads, of 16.1 GB with the embedding
 ATTENTION_OPERATIONS = 2 * 32 * 32 * 128
@@ -50,7 +49,7 @@ TIMES = SIZES["times"]
 
 @dataclass(slots=True)
 class Cost:
-    """Totals of some runs; ``memory_bytes`` is of the largest job."""
+    """Totals of a run; ``memory_bytes`` is of the largest job."""
 
     jobs: int = 0
     gpu_hours: float = 0.0
@@ -58,15 +57,6 @@ class Cost:
     records_bytes: float = 0.0
     downloads: dict[str, float] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-
-    def add(self, other: Cost) -> None:
-        """Add another total; what both download counts once."""
-        self.jobs += other.jobs
-        self.gpu_hours += other.gpu_hours
-        self.memory_bytes = max(self.memory_bytes, other.memory_bytes)
-        self.records_bytes += other.records_bytes
-        self.downloads |= other.downloads
-        self.missing += other.missing
 
 
 def step_seconds(read_bytes: float, weight_share: float) -> float:
@@ -122,10 +112,10 @@ def folder_here(path: str) -> Path:
 def cost_of(run: RunConfig) -> Cost:
     """Add up the jobs of a run's samples and texts; throughput tests count by their own times."""
     plan, cost = Plan(run, Path()), Cost()
-    for file in plan.record_files:
-        cost.add(_samples_cost(run, file))
-    for text in run.generation.runs.values():
-        cost.add(_texts_cost(run, text))
+    scored = (_samples_cost(run, file) for file in plan.record_files)
+    for seconds, stored in (*scored, *(_texts_cost(run, text) for text in run.generation.runs.values())):
+        cost.gpu_hours += seconds / 3600
+        cost.records_bytes += stored
     heads = {path for model in run.models for path in plan.method_files(run.methods, model)} & set(plan.head_files)
     trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
     cost.jobs = 1 + sum(map(len, (_jobs(run), plan.speed_jobs, plan.generation, plan.forks))) + sum(trained.values())
@@ -149,10 +139,11 @@ def cost_of(run: RunConfig) -> Cost:
     return cost
 
 
-def _samples_cost(run: RunConfig, file: RecordFile) -> Cost:
+def _samples_cost(run: RunConfig, file: RecordFile) -> tuple[float, float]:
+    """Return the seconds that scoring the samples of a file takes, and their bytes."""
     spec, size = run.suites[file.suite], size_of(run.models[file.model].path)
     if size is None:
-        return Cost()
+        return 0.0, 0.0
     share = size.read * size.weights / 16.1e9
     new, seconds, samples = SIZES["new_tokens"].get(folder_of(file.suite)[0], NEW_TOKENS), 0.0, 0.0
     # One prefill serves all budgets, and in a job of many variants all of these, unless rows are filled again.
@@ -167,22 +158,21 @@ def _samples_cost(run: RunConfig, file: RecordFile) -> Cost:
                 seconds += math.ceil(count / spec.batch) * (BATCH_SECONDS + min(new, context // 2) * step)
                 samples += count
             seconds += count * prefill_seconds(context, share) / readers
-    return Cost(0, seconds / 3600, records_bytes=samples * (RECORD_BYTES + TOKEN_BYTES * new))
+    return seconds, samples * (RECORD_BYTES + TOKEN_BYTES * new)
 
 
-def _texts_cost(run: RunConfig, text: Any) -> Cost:
+def _texts_cost(run: RunConfig, text: Any) -> tuple[float, float]:
     """Price long texts as if every variant took a step of Full for each token: drafting can only be faster."""
     size = size_of(run.models[text.model].path)
     if size is None:
-        return Cost()
+        return 0.0, 0.0
     share, count = size.read * size.weights / 16.1e9, len(text.named) * len(text.samplers) * text.books
     seconds = sum(
         prefill_seconds(prompt, share)
         + text.tokens * step_seconds(MEASURED_BYTES * share + size.kv_bytes * (prompt + text.tokens / 2), share)
         for prompt in text.prompts
     )
-    stored = count * len(text.prompts) * (RECORD_BYTES + TOKEN_BYTES * text.tokens)
-    return Cost(0, count * seconds / 3600, records_bytes=stored)
+    return count * seconds, count * len(text.prompts) * (RECORD_BYTES + TOKEN_BYTES * text.tokens)
 
 
 def places_of(run: RunConfig) -> Iterator[tuple[Place, Mapping[str, Sequence[Budget]], float, float]]:
@@ -231,7 +221,7 @@ def kept_bytes(run: RunConfig, model: str, variant: str, context: int, budgets: 
     tokens = max((budget.tokens(context) or 0 for budget in budgets if not budget.of_bytes), default=0)
     try:
         config = config_here(run.models[model].path if model in run.models else model)
-        method = get_method(spec.method).from_budget(tokens or None, config, **spec.params_of(model))
+        method = spec.build(tokens or None, config, model)
         shape = CacheShape(config, 1, context, torch.device("meta"), torch.bfloat16, NEW_TOKENS)
         kept, own = method.footprint(shape)[0], method.make_cache(shape) is not None
     except (LongDecodeError, OSError, RuntimeError):  # no checkpoint, no roles yet, a budget that is none of the method
@@ -243,14 +233,11 @@ def planned(runs: Sequence[RunConfig]) -> Iterator[str]:
     """Yield the table of some runs, a row each and one for all, then what is missing, too large or gated."""
     yield f"hours of one {TIMES['device']} by measured step times, scaled by bytes; jobs may run side by side"
     yield f"{'run':<24}{'jobs':>6}{'GPU hours':>12}{'GB a job':>14}{'disk GB':>14}{'download GB':>14}"
-    total = Cost()
-    for run in runs:
-        cost = cost_of(run)
-        yield _priced(run.profile, cost)
-        total.add(cost)
+    costs = [cost_of(run) for run in runs]
+    yield from (_priced(run.profile, [cost]) for run, cost in zip(runs, costs, strict=True))
     if len(runs) > 1:
-        yield _priced("all", total)
-    yield from dict.fromkeys(f"missing: {what}" for what in total.missing)
+        yield _priced("all", costs)
+    yield from dict.fromkeys(f"missing: {what}" for cost in costs for what in cost.missing)
     yield from (f"does not fit: {what}" for run in runs for what in (*too_large(run), *_too_long(run)))
     for path in sorted({model.path for run in runs for model in run.models.values()}):
         if (size := size_of(path)) and size.gated:
@@ -266,11 +253,12 @@ def _too_long(run: RunConfig) -> Iterator[str]:
                 yield f"{label} reads {limit:,} tokens at most: no score at {over}"
 
 
-def _priced(name: str, cost: Cost) -> str:
-    """Return the line of a table; disk holds downloads and records."""
-    loaded = sum(cost.downloads.values())
-    cells = (cost.memory_bytes / 1e9, (cost.records_bytes + loaded) / 1e9, loaded / 1e9)
-    return f"{name:<24}{cost.jobs:>6,}{cost.gpu_hours:>12,.1f}" + "".join(f"{cell:>14,.1f}" for cell in cells)
+def _priced(name: str, costs: Sequence[Cost]) -> str:
+    """Return the line of a table; disk holds records and downloads, and what several runs download counts once."""
+    loaded = sum({what: size for cost in costs for what, size in cost.downloads.items()}.values())
+    stored, memory = sum(cost.records_bytes for cost in costs), max(cost.memory_bytes for cost in costs)
+    line = f"{name:<24}{sum(cost.jobs for cost in costs):>6,}{sum(cost.gpu_hours for cost in costs):>12,.1f}"
+    return line + "".join(f"{cell / 1e9:>14,.1f}" for cell in (memory, stored + loaded, loaded))
 
 
 def cells_of(run: RunConfig) -> dict[str, float]:
