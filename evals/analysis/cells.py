@@ -6,6 +6,7 @@ Tasks that full attention itself cannot do are told here; they take part in no m
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -14,9 +15,10 @@ import numpy as np
 import pandas as pd
 
 from longdecode.engine.errors import LongDecodeError
+from longdecode.evals import stats
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
-from longdecode.evals.stats import Floats, Interval, Spread, generator, mean_interval, paired_interval
+from longdecode.evals.stats import Floats, Interval, Spread, generator
 
 TaskStatus = Literal["ok", "baseline_fails", "short", "low_ceiling"]
 
@@ -50,6 +52,7 @@ _SPEED_INTEGERS = (
 )  # fmt: skip
 _PER_TOKEN_STAGES = ("step", "no_selection", "no_attention")
 _PER_TOKEN_BENCHES = ("offload", "own_choices")
+_SPEED_SPREAD = Spread(confidence=0.95, resamples=10_000, seed=0)
 
 
 class CellError(LongDecodeError):
@@ -198,7 +201,7 @@ def task_status(full: Samples, window: Samples | None, spread: Spread, rng: np.r
             return "short"
         ours, theirs = paired_units(full, window)
         better = 1 if next(iter(full.values())).higher_is_better else -1
-        if not paired_interval([better * (ours - theirs)], bounded, spread, rng).low > 0:
+        if not stats.paired_interval([better * (ours - theirs)], bounded, spread, rng).low > 0:
             return "baseline_fails"
     mean = float(np.mean([r.score for r in full.values()]))
     return "low_ceiling" if bounded and mean < LOW_CEILING else "ok"
@@ -273,7 +276,7 @@ def _row(cell: Cell, members: Sequence[Sequence[Record]], spread: Spread) -> dic
     }  # fmt: skip
     if status == "ok":
         groups = [unit_scores(r for r in found if r.status == "ok") for found in members]
-        interval = mean_interval(groups, is_bounded(records), spread, generator(spread.seed, "mean", *cell))
+        interval = stats.mean_interval(groups, is_bounded(records), spread, generator(spread.seed, "mean", *cell))
         # A problem's repeated samples are one unit of the interval, but each counts in the mean that others print.
         value = float(np.mean([np.mean([r.score for r in found if r.status == "ok"]) for found in members]))
         row |= {"value": value, "low": interval.low, "high": interval.high}
@@ -289,85 +292,66 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def speed_table(records: Iterable[SpeedRecord], confidence: float = 0.95, resamples: int = 10_000) -> pd.DataFrame:
+def speed_table(records: Iterable[SpeedRecord], spread: Spread = _SPEED_SPREAD) -> pd.DataFrame:
     """Return speed.csv: medians, intervals of the ratio, and floors from the best read rate seen on the same device.
 
     Disturbed samples are counted and left out of every statistic.
     """
-    found = list(records)
-    bandwidths = read_bandwidths(found)
-    frame = pd.DataFrame([_speed_row(r, bandwidths, confidence, resamples) for r in found], columns=list(SPEED_COLUMNS))
-    return frame.astype(dict.fromkeys(_SPEED_INTEGERS, "Int64"))
+    found, bandwidths = list(records), defaultdict[str, float](float)
+    for r in found:
+        if r.bench == "ceiling" and r.bytes_min and len(times := clean_times(r)):
+            rate = r.bytes_min / float(np.median(times))  # bytes a microsecond
+            bandwidths[r.provenance.device] = max(rate, bandwidths[r.provenance.device])
+    rows = [_speed_row(r, bandwidths[r.provenance.device], spread) for r in found]
+    return pd.DataFrame(rows, columns=list(SPEED_COLUMNS)).astype(dict.fromkeys(_SPEED_INTEGERS, "Int64"))
 
 
-def read_bandwidths(records: Iterable[SpeedRecord]) -> dict[str, float]:
-    """Return the best read rate that any probe reached on each device, in bytes a microsecond."""
-    best: dict[str, float] = {}
-    for record in records:
-        times = [us for us, _ in good_times(record.samples)]
-        if record.bench == "ceiling" and record.bytes_min and times:
-            device = record.provenance.device
-            best[device] = max(record.bytes_min / float(np.median(times)), best.get(device, 0.0))
-    return best
-
-
-def _speed_row(record: SpeedRecord, bandwidths: dict[str, float], confidence: float, resamples: int) -> dict[str, Any]:
-    times = good_times(record.samples)
-    us = median_spread([time for time, _ in times])
-    ratios = [reference / time for time, reference in times if reference is not None]
-    identity = (record.seed, *(part for part in record.key if part is not None))
-    ratio = median_ratio(ratios, confidence, resamples, identity)
-    bandwidth = bandwidths.get(record.provenance.device)
-    floor = record.bytes_min / bandwidth if record.bytes_min and bandwidth else None
+def _speed_row(record: SpeedRecord, bandwidth: float, spread: Spread) -> dict[str, Any]:
+    us, ratio = median_spread(clean_times(record)), ratio_interval(record, spread)
+    n, read, tokens = len(clean_times(record)), record.bytes_min, _tokens(record)
+    floor = read / bandwidth if read and bandwidth else None
     low, high = record.sm_clock_mhz or (None, None)
-    tokens = _tokens(record)
-    row = record.model_dump(include=set(SPEED_COLUMNS)) | {
+    return record.model_dump(include=set(SPEED_COLUMNS)) | {
         "params": json.dumps(record.params, sort_keys=True), "op_sizes": op_sizes_text(record.bench, record.params),
-        "n": len(times), "disturbed": len(record.samples) - len(times), "median_us": us.value, "p5_us": us.low,
-        "p95_us": us.high, "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "floor_us": floor,
-        "sm_clock_low_mhz": low, "sm_clock_high_mhz": high, "device": record.provenance.device,
-        "revision": record.provenance.short_revision,
+        "n": n, "disturbed": len(record.samples) - n, "median_us": us.value, "p5_us": us.low, "p95_us": us.high,
+        "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "floor_us": floor,
+        "fraction": floor and floor / us.value, "gb_per_s": read and read / us.value * 1e-3,
+        "tokens_per_s": tokens and tokens / us.value * 1e6, "sm_clock_low_mhz": low, "sm_clock_high_mhz": high,
+        "device": record.provenance.device, "revision": record.provenance.short_revision,
     }  # fmt: skip
-    if times:
-        row["fraction"] = floor / us.value if floor else None
-        row["gb_per_s"] = record.bytes_min / us.value * 1e-3 if record.bytes_min else None
-        row["tokens_per_s"] = tokens / us.value * 1e6 if tokens else None
-    return row
 
 
-def _tokens(record: SpeedRecord) -> int:
-    """Return the tokens that one timed call handles; 0 where that is not what is timed."""
+def _tokens(record: SpeedRecord) -> int | None:
+    """Return the tokens that one timed call handles; ``None`` where that is not what is timed."""
     if record.bench in _PER_TOKEN_BENCHES:
         return 1
-    if record.bench != "decode":
-        return 0
-    if record.stage == "prefill":
-        return record.batch * record.context
-    return record.batch if record.stage in _PER_TOKEN_STAGES else 0
+    handled = dict.fromkeys(_PER_TOKEN_STAGES, record.batch) | {"prefill": record.batch * record.context}
+    return handled.get(record.stage) if record.bench == "decode" else None
 
 
-def good_times(samples: Sequence[SpeedSample]) -> list[tuple[float, float | None]]:
-    """Return the times of the samples that nothing disturbed, each beside the reference's."""
-    return [(sample.us, sample.reference_us) for sample in samples if sample.disturbed is None]
+def clean_times(record: SpeedRecord) -> Floats:
+    """Return the microseconds of the samples that nothing disturbed."""
+    return np.array([sample.us for sample in _clean(record)])
 
 
-def median_spread(values: Sequence[float]) -> Interval:
+def clean_ratios(record: SpeedRecord) -> Floats:
+    """Return the reference's time over the record's, of the samples that nothing disturbed and that have both."""
+    return np.array([sample.reference_us / sample.us for sample in _clean(record) if sample.reference_us is not None])
+
+
+def _clean(record: SpeedRecord) -> list[SpeedSample]:
+    return [sample for sample in record.samples if sample.disturbed is None]
+
+
+def median_spread(values: Floats) -> Interval:
     """Return the median with the 5th and 95th percentile (linear interpolation); NaN of nothing."""
-    if not len(values):
-        return Interval()
-    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
+    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95]) if len(values) else (math.nan,) * 3
     return Interval(float(middle), float(low), float(high))
 
 
-def median_ratio(ratios: Sequence[float], confidence: float, resamples: int, identity: Sequence[object]) -> Interval:
-    """Return the median of per-sample ratios with a percentile bootstrap interval; the draw depends on ``identity``.
-
-    Source: Efron and Tibshirani 1993, section 13.3 (percentile interval).
-    """
-    if not len(ratios):
+def ratio_interval(record: SpeedRecord, spread: Spread) -> Interval:
+    """Return the median ratio over the reference with its interval; the draw depends on the cell alone."""
+    if not len(ratios := clean_ratios(record)):
         return Interval()
-    values = np.asarray(ratios, dtype=np.float64)
-    drawn = generator("speed", *identity).integers(len(values), size=(resamples, len(values)))
-    medians = np.median(values[drawn], axis=1)
-    low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(np.median(values)), float(low), float(high))
+    identity = (record.seed, *(part for part in record.key if part is not None))
+    return stats.bootstrap_interval([ratios], spread, generator("speed", *identity), np.median)

@@ -246,8 +246,8 @@ def pareto_table(cells: Cells, timed: Iterable[SpeedRecord], spread: Spread) -> 
     """
     speeds: dict[object, list[tuple[int, Floats]]] = defaultdict(list)
     for r in timed:
-        ratios = np.array([full / us for us, full in grouped.good_times(r.samples) if full is not None])
-        if r.bench == "decode" and r.stage == "step" and r.reference == REFERENCE_METHOD and len(ratios):
+        is_step = r.bench == "decode" and r.stage == "step" and r.reference == REFERENCE_METHOD
+        if is_step and len(ratios := grouped.clean_ratios(r)):
             speeds[_setup(r)].append((r.batch, ratios))
     places: dict[tuple[Any, ...], list[tuple[dict[str, Any], Floats, Floats]]] = defaultdict(list)
     for _, members in means(against_full(cells), cells, grouped.task_statuses(cells, spread), {}, fewest=1):

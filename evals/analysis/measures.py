@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from longdecode.evals.analysis.cells import Cell, Cells, good_times, is_bounded, median_ratio, unit_scores
+from longdecode.evals.analysis import cells as grouped
+from longdecode.evals.analysis.cells import Cell, Cells, clean_ratios, clean_times
 from longdecode.evals.analysis.comparisons import SEVERAL, over_trainings
 from longdecode.evals.analysis.declaration import PairRequest, read_table
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
-from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval
+from longdecode.evals.stats import Floats, Interval, Spread, bootstrap_interval, generator, mean_interval
 from longdecode.evals.store import read_frame, read_records
 
 COLUMNS = (
@@ -88,7 +89,7 @@ def _pooled_scores(cells: Cells, pools: Mapping[str, Sequence[str]], spread: Spr
     groups: dict[Cell, dict[str, Floats]] = defaultdict(dict)
     for cell, samples in cells.items():
         for name in (name for name, tasks in pools.items() if cell.task in tasks):
-            scores = unit_scores(samples[number] for number in sorted(samples))
+            scores = grouped.unit_scores(samples[number] for number in sorted(samples))
             groups[cell._replace(task=name)][cell.task] = 100 * scores
     for cell, tasks in groups.items():
         if len(tasks) == len(pools[cell.task]):
@@ -117,7 +118,7 @@ def _curves(cells: Cells, spread: Spread) -> Iterator[dict[str, Any]]:
             values = np.array([np.mean(parts) for parts in units.values() if parts])
             at = min(start + step, length)
             rng = generator(spread.seed, "along", *cell, at)
-            found = mean_interval([values], is_bounded(samples.values()), drawn, rng)
+            found = mean_interval([values], grouped.is_bounded(samples.values()), drawn, rng)
             yield _of_cell(cell) | {name: scale * value for name, value in found._asdict().items()} | {
                 "measure": "score_along" if first.higher_is_better else "loss_along", "length": length, "at": at,
                 "n": len(values), "unit": unit,
@@ -137,7 +138,7 @@ def step_pairs(
     Over its reference a variant's ratio is that of speed.csv; over another variant it is the quotient of both medians.
     Times of the equal-memory benches are times a token of the whole batch, so that their ratio is one of throughput.
     """
-    timed = [r for r in records if r.stage in _STEPS and r.status == "ok" and good_times(r.samples)]
+    timed = [r for r in records if r.stage in _STEPS and r.status == "ok" and len(clean_times(r))]
     for request, a, b in product(requests, timed, timed):
         if a.variant in request.a and b.variant == request.b and _same_place(a, b):
             yield from _pair(a, b, spread)
@@ -168,13 +169,12 @@ def _same_place(a: SpeedRecord, b: SpeedRecord) -> bool:
 def _row(r: SpeedRecord) -> dict[str, Any]:
     return {
         "model": r.model, "variant": r.variant, "context": r.context, "batch": r.batch, "budget": r.budget,
-        "setting": op_sizes_text(r.bench, r.params), "n": len(good_times(r.samples)), "source": "speed",
+        "setting": op_sizes_text(r.bench, r.params), "n": len(clean_times(r)), "source": "speed",
     }  # fmt: skip
 
 
 def _pair(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Iterator[dict[str, Any]]:
-    times = [np.array([us for us, _ in good_times(r.samples)]) for r in (a, b)]
-    ratios = [np.array([full / us for us, full in good_times(r.samples) if full is not None]) for r in (a, b)]
+    times, ratios = [clean_times(r) for r in (a, b)], [clean_ratios(r) for r in (a, b)]
     row = _row(a) | {
         "over": b.variant, "over_setting": op_sizes_text(b.bench, b.params), "n": min(map(len, times)),
     }  # fmt: skip
@@ -182,10 +182,9 @@ def _pair(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Iterator[dict[str, 
     def rng(measure: str) -> np.random.Generator:
         return generator("step pair", measure, spread.seed, *a.key, *b.key)
 
-    ratio: Any = None
+    ratio: Interval | None = None
     if a.reference == b.variant and len(ratios[0]):
-        key = (a.seed, *(part for part in a.key if part is not None))
-        ratio = median_ratio(ratios[0].tolist(), spread.confidence, spread.resamples, key)
+        ratio = grouped.ratio_interval(a, spread)
     elif all(map(len, ratios)):
         ratio = bootstrap_interval(ratios, spread, rng("times_as_fast"), of_medians(np.divide))
     more = bootstrap_interval([each / 1000 for each in times], spread, rng("extra_ms"), of_medians(np.subtract))

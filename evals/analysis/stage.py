@@ -57,7 +57,7 @@ def write_tables(folder: Path) -> list[Path]:
     compared = comparisons_table(scored, requests, pools, spread)
     tables = (
         summary_table(cells, spread),
-        speed_table(timed, spread.confidence, spread.resamples),
+        speed_table(timed, spread),
         compared.assign(verdict=None) if run.pilot else compared,
         measures_table(folder, scored, timed, requests, pools, spread),
         pareto_table(scored, timed, spread),

@@ -11,9 +11,8 @@ import torch
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import Timer
 from longdecode.engine.errors import UnsupportedCellError
-from longdecode.engine.generation import Generator
-from longdecode.engine.request import Request
-from longdecode.engine.steppers import SpeculativeStepper, Stepper
+from longdecode.engine.generation import Generator, completion_of
+from longdecode.engine.request import Completion, Request
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.generators.narrative import narrative
@@ -85,7 +84,7 @@ def write_text(
         DeviceMemoryError: they do not fit the device.
     """
     total, calls, ms = request.max_new_tokens, 0, 0.0
-    every, marks = -(-total // MARKS), dict[int, dict[str, float]]()
+    every, marks = -(-total // MARKS), dict[int, Completion]()
     prompt = generator.prefill_for([request], method)
     with generator.ready(prompt, method, keep_prompt=False) as (stepper, advance):
         counts = stepper.sequences.counts
@@ -97,33 +96,29 @@ def write_text(
                         advance(calls)
                         calls += 1
             ms += timer.ms
-            marks[until] = _totals(stepper, ms)
-        ids = tuple(stepper.sequences.chosen[0, : int(counts[0])].tolist())
-    return ids, measures_of(marks, method) | {"prefill_ms": prompt.prefill_ms}
+            marks[until] = completion_of(stepper, 0, request, prompt.prefill_ms, ms)
+    return marks[total].output_ids, measures_of(marks, method)
 
 
-def measures_of(marks: Mapping[int, Mapping[str, float]], method: AttentionMethod) -> dict[str, float]:
+def measures_of(marks: Mapping[int, Completion], method: AttentionMethod) -> dict[str, float]:
     """Return the measures of a finished text; ``at_<n>_<total>`` are the totals at its marks.
 
     Args:
-        marks: totals by place: tokens, steps and milliseconds at the first look past it, and drafts kept on paths that
-            end in an n-gram.
+        marks: by place, what was written at the first look past it; ``ngram_tokens`` are drafts kept on paths that end
+            in an n-gram.
         method: wrote it.
     """
     last, tree = marks[max(marks)], method.draft.tree if method.draft else None
     found = {
-        "tokens": last["tokens"], "decode_steps": last["steps"], "decode_ms": last["ms"],
-        "tokens_per_step": (last["tokens"] - 1) / last["steps"],
-        "depth": float(tree.depth) if tree else 0.0, "rows": float(tree.rows) if tree else 1.0,
+        "tokens": len(last.output_ids), "decode_steps": last.decode_steps, "decode_ms": last.decode_ms,
+        "tokens_per_step": last.tokens_per_step, "prefill_ms": last.prefill_ms, "depth": tree.depth if tree else 0,
+        "rows": tree.rows if tree else 1,
     }  # fmt: skip
-    return found | {f"at_{at}_{name}": value for at, totals in marks.items() for name, value in totals.items()}
-
-
-def _totals(stepper: Stepper, ms: float) -> dict[str, float]:
-    counted = stepper.proposer.counts() if isinstance(stepper, SpeculativeStepper) else {}
-    ngrams = float(counted["ngram_tokens"][0]) if "ngram_tokens" in counted else 0.0
-    tokens, steps = float(stepper.sequences.counts[0]), float(stepper.sequences.steps[0]) - 1
-    return {"tokens": tokens, "steps": steps, "ms": ms, "ngram_tokens": ngrams}
+    for at, done in marks.items():
+        totals = {"tokens": len(done.output_ids), "steps": done.decode_steps, "ms": done.decode_ms}
+        totals |= {"ngram_tokens": done.draft_counts.get("ngram_tokens", 0)}
+        found |= {f"at_{at}_{name}": value for name, value in totals.items()}
+    return {name: float(value) for name, value in found.items()}
 
 
 def distinct(units: Sequence[Hashable], order: int) -> float:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.kv_cache import DenseCache, KVCache
-from longdecode.evals.budgets import FULL_BUDGET
-from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.records import Stage
 from longdecode.evals.throughput import steps
 from longdecode.evals.throughput.harness import Bench, SpeedCell
@@ -33,7 +31,7 @@ class DecodeBench(Bench):
     The variants of a place share a dense cache; those with a cache of their own make it for their cells.
     """
 
-    bench: ClassVar[BenchName] = "decode"
+    bench = "decode"
 
     def cells(self) -> list[SpeedCell]:
         """Return every cell, grid by grid, context by context: full first, then the variants."""
@@ -73,14 +71,12 @@ class DecodeBench(Bench):
 
     def reference(self, cell: SpeedCell) -> Case | None:
         """Return full attention's steps; prefill and setup stand alone."""
-        if cell.stage in ("prefill", "setup"):
-            return None
-        full = replace(cell, method=FULL, variant=FULL, stage="step", budget=FULL_BUDGET, params={})
-        return self.once(("full", cell.grid.steps), partial(self._step, full))
+        return None if cell.stage in ("prefill", "setup") else self.full(cell)
 
     def case(self, cell: SpeedCell) -> Case:
-        """Prepare a cell of any stage."""
-        case, params = self._step(cell), dict[str, Any]()
+        """Prepare a cell of any stage; Full against itself shows how far from 1 a ratio of the same comes out."""
+        case = self.full(cell) if (cell.variant, cell.stage) == (FULL, "step") else self.prepare(cell)
+        params = dict[str, Any]()
         if cell.method != "hf_full":
             method = self.method(cell)
             if cell.stage == "correction" and method.correction is not None:
@@ -89,17 +85,13 @@ class DecodeBench(Bench):
                 params["draft_tokens"] = method.draft.tokens
         return replace(case, params=params, bytes_min=self._bytes(cell))
 
-    def _step(self, cell: SpeedCell) -> Case:
+    def prepare(self, cell: SpeedCell) -> Case:
+        """See ``Bench.prepare``; of a drafter, which has no plain step, ``step`` is the speculative one."""
         variant, context, stage, block = cell.variant, cell.context, cell.stage, cell.grid.steps
         if variant == "hf_full":
             source = self.run.models[self.name].checkpoint() if self.name in self.run.models else self.name
             return steps.stock_case(source, context, cell.batch, self.device, self.dtype)
-        decoder = self.decoder(cell)
-        if (variant, stage) == (FULL, "step") and ("full", block) in self._shared:
-            # Full against itself: how far from 1 a ratio comes out when nothing differs.
-            full: Case = self._shared["full", block]
-            return full
-        method = self.method(cell)
+        decoder, method = self.decoder(cell), self.method(cell)
         if stage == "setup":
             method = (method.draft and method.draft.method) or method
             return steps.setup_case(method, self._cache_for(cell, method), variant, context - block)
@@ -108,7 +100,6 @@ class DecodeBench(Bench):
             return steps.prefill_case(decoder, cache, variant, context, PREFILL_CHUNK_TOKENS, self.run.seed)
         if stage == "forward_rows":
             return steps.rows_case(decoder, cache, method, variant, context, cell.params["rows"])
-        # A drafter has no plain step.
         stage = "speculative_step" if stage == "step" and method.draft else stage
         return steps.step_case(decoder, cache, method, variant, context, block, stage)
 
@@ -116,12 +107,9 @@ class DecodeBench(Bench):
         """Return a filled cache of the method's own, or the dense one that the place's cells share."""
         decoded = min(cell.context - 1, max(cell.grid.steps, DRAFT_ROOM))
         shape = self.decoder(cell).cache_shape(cell.batch, cell.context, decoded)
+        fill = partial(steps.fill_cache, tokens=cell.context - cell.grid.steps, seed=self.run.seed)
         own = method.make_cache(shape)
-        return self._filled(own, cell) if own else self.once("dense", lambda: self._filled(DenseCache(shape), cell))
-
-    def _filled(self, cache: KVCache, cell: SpeedCell) -> KVCache:
-        steps.fill_cache(cache, cell.context - cell.grid.steps, self.run.seed)
-        return cache
+        return fill(own) if own else self.once("dense", lambda: fill(DenseCache(shape)))
 
     def _bytes(self, cell: SpeedCell) -> int | None:
         """Return bytes that a call must read: weights once a pass, and what attention reads for every sequence."""

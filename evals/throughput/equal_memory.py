@@ -10,8 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,15 +24,13 @@ from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.request import Request
 from longdecode.engine.sampling import Sampling
 from longdecode.engine.steppers import Stepper, make_stepper
-from longdecode.engine.tokenizer import load_tokenizer
-from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.datasets.books import UNSEEN, read_books
 from longdecode.evals.gate import attempt, free_memory
 from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.forced_selection import ForcedSelection, draw_selections
-from longdecode.evals.throughput.harness import Bench, SpeedCell, config_of
+from longdecode.evals.throughput.harness import Bench, SpeedCell
 from longdecode.evals.throughput.spec import FULL, MAX_BATCH, OWN_CHOICES, Grid
 from longdecode.evals.throughput.steps import fill_cache, new_stepper, stepper_case
 from longdecode.evals.throughput.timing import Case, captured, repeated
@@ -53,7 +50,7 @@ class EqualMemoryBench(Bench):
     Full attention has a batch of its own; it is the reference of every pair.
     """
 
-    bench: ClassVar[BenchName] = "offload"
+    bench: BenchName = "offload"
 
     def cells(self) -> list[SpeedCell]:
         """Return every cell: at each context full first, then the variants at their budgets and hit rates."""
@@ -69,7 +66,7 @@ class EqualMemoryBench(Bench):
 
     def _sized(self, cell: SpeedCell) -> SpeedCell:
         """Return a cell with as many sequences as the memory holds, and the bytes that say so."""
-        grid, config = cell.grid, config_of(self.run, self.model_name(cell), cell.context)
+        grid, config = cell.grid, self.model_of(cell).model_config
         memory = grid.sequences * cell.context * config.kv_bytes_per_token(self.dtype.itemsize)
         shape = CacheShape(config, 1, cell.context, torch.device("meta"), self.dtype, grid.cached_tokens)
         try:
@@ -110,9 +107,7 @@ class EqualMemoryBench(Bench):
 
     def reference(self, cell: SpeedCell) -> Case:
         """Return full attention's steps at its own batch."""
-        grid = cell.grid
-        full = replace(cell, method=FULL, variant=FULL, batch=grid.sequences, budget=FULL_BUDGET)
-        return self.once(("full", grid.steps, grid.rounds), partial(self.prepare, full))
+        return self.full(cell, batch=cell.grid.sequences)
 
     def case(self, cell: SpeedCell) -> Case:
         """Prepare a variant's steps.
@@ -135,8 +130,7 @@ class EqualMemoryBench(Bench):
         """
         decoder, method, steps = self.decoder(cell), self.method(cell), cell.grid.steps
         shape = decoder.cache_shape(cell.batch, cell.context, cell.grid.cached_tokens)
-        cache = method.make_cache(shape) or DenseCache(shape)
-        fill_cache(cache, cell.context - steps, self.run.seed)
+        cache = fill_cache(method.make_cache(shape) or DenseCache(shape), cell.context - steps, self.run.seed)
         forced = self._forced(method, cell)
         stepper = new_stepper(decoder, cache, method, cell.context - steps - 1)
         plain = stepper_case(stepper, stepper.step, cell.variant, steps)
@@ -181,11 +175,11 @@ class OwnChoicesBench(EqualMemoryBench):
     there. Full attention, at a batch of its own, goes back before each of its blocks.
     """
 
-    bench: ClassVar[BenchName] = "own_choices"
+    bench = "own_choices"
 
     def __init__(self, run: RunConfig, name: str, device: torch.device):
         super().__init__(run, name, device)
-        configs = [config_of(run, model) for model in self.models]
+        configs = [model.model_config for model in self.models.values()]
         shapes = {(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.vocab_size) for c in configs}
         if len(shapes) > 1:
             raise errors.ConfigError(f"{run.source}: own_choices: {', '.join(self.models)} are of several shapes")
@@ -195,9 +189,9 @@ class OwnChoicesBench(EqualMemoryBench):
 
     def decoder(self, cell: SpeedCell) -> Decoder:
         """See ``Bench.decoder``; of those beside full attention's, one stays loaded."""
-        if self.model_name(cell) not in self._loaded:
-            self._loaded = {kept: model for kept, model in self._loaded.items() if kept == cell.grid.model}
-            free_memory(self.device)
+        for name, model in self.models.items():
+            if name not in (cell.grid.model, self.model_name(cell)) and vars(model).pop("decoder", None):
+                free_memory(self.device)
         return super().decoder(cell)
 
     def place(self, cell: SpeedCell) -> Any:
@@ -247,8 +241,8 @@ class OwnChoicesBench(EqualMemoryBench):
             DataUnavailableError: there are no texts, or none is long enough.
         """
         if not self.ids:
-            tokenizer = load_tokenizer(self.run.models[grid.model].checkpoint())
-            self.ids = [list(tokenizer.encode(text)) for text in self.texts or self._texts()]
+            encode = self.models[grid.model].tokenizer.encode
+            self.ids = [list(encode(text)) for text in self.texts or self._texts()]
         long = [ids for ids in self.ids if len(ids) >= context]
         if not long:
             raise errors.DataUnavailableError(f"no text of the {len(self.ids)} has {context:,} tokens")

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, ClassVar, TypeVar
+from functools import cache, cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.config_reader import parse_config, read_config
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.device import device_name, resolve_dtype
+from longdecode.engine.device import resolve_dtype
 from longdecode.engine.errors import ContextLimitError
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.weights import load_decoder, random_decoder
+from longdecode.engine.weights import random_decoder
 from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
-from longdecode.evals.fingerprint import file_hashes, hash_settings, hash_texts, speed_code_hash
+from longdecode.evals.fingerprint import file_hashes, hash_texts, speed_code_hash
 from longdecode.evals.gate import Gate, attempt, free_memory, status_of
+from longdecode.evals.model_job import ModelJob
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.records import Key, Provenance, SpeedRecord, Stage, Weights, speed_key
 from longdecode.evals.run_config import RunConfig
@@ -43,6 +44,21 @@ def shape_config(name: str, positions: int = 0) -> ModelConfig:
 def config_of(run: RunConfig, name: str, positions: int = 0) -> ModelConfig:
     """Return the ``ModelConfig`` of a model of the configuration or of a shape; nothing is loaded."""
     return read_config(run.models[name].checkpoint()) if name in run.models else shape_config(name, positions)
+
+
+class Shape(ModelJob):
+    """A shape with random weights and room for at least so many positions."""
+
+    def __init__(self, config: RunConfig, model: str, device: torch.device, positions: int):
+        self.config, self.model, self.device = config, model, device
+        self.dtype = resolve_dtype(config.dtype, device)
+        self.model_config = shape_config(model, positions)
+        self.model_hash = hash_texts([model, repr(RAW_SHAPES[model]), str(config.seed)])
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The shape on the job's device."""
+        return random_decoder(self.model_config, self.config.seed, self.device, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +98,24 @@ class Bench:
         device: the device leased for it.
     """
 
-    bench: ClassVar[BenchName]
+    bench: BenchName
     """Name of the bench in records."""
-    gated: ClassVar[bool] = True
+    gated = True
     """True where variants must pass the conformance gate."""
 
     def __init__(self, run: RunConfig, name: str, device: torch.device):
         self.run, self.name, self.device = run, name, device
         self.grids = run.throughput.grids_of(name)
-        self.models = {model: self._model_hash(model) for model in run.throughput.models_of(name)}
+        longest = max((context for grid in self.grids for context in grid.contexts), default=0)
+        self.models = {
+            name: ModelJob(run, name, device) if name in run.models else Shape(run, name, device, longest)
+            for name in run.throughput.models_of(name)
+        }
         self.dtype = resolve_dtype(run.dtype, device)
         self.clock = clock_for(device)
         self.guard = Guard.of(device)
         self.texts: Sequence[str] = ()
-        self._origins: dict[tuple[str, str], Provenance] = {}
         self._shared: dict[Any, Any] = {}
-        self._loaded: dict[str, Decoder] = {}
 
     def cells(self) -> list[SpeedCell]:
         """Return every cell of the job."""
@@ -132,35 +150,38 @@ class Bench:
         Raises:
             UnsupportedCellError: it cannot honour the budget on this model.
         """
-        spec, name = self.run.methods.get(cell.variant), self.model_name(cell)
-        params = spec.params_of(name) if spec else {}
-        config = config_of(self.run, name, cell.context)
-        return get_method(cell.method).from_budget(budget_tokens or cell.budget_tokens, config, **params)
+        spec, model = self.run.methods.get(cell.variant), self.model_of(cell)
+        params = spec.params_of(model.model) if spec else {}
+        return get_method(cell.method).from_budget(budget_tokens or cell.budget_tokens, model.model_config, **params)
 
     def model_name(self, cell: SpeedCell) -> str:
         """Return the model that a cell runs on; of kernels the shape whose heads they have."""
         return cell.grid.timed_on.get(cell.variant, cell.grid.model)
 
+    def model_of(self, cell: SpeedCell) -> ModelJob:
+        """Return a cell's model, a checkpoint or a shape."""
+        return self.models[self.model_name(cell)]
+
     def decoder(self, cell: SpeedCell) -> Decoder:
-        """Return a cell's model, loaded once: a checkpoint, or a shape with random weights.
+        """Return a cell's model on the device, loaded once.
 
         Raises:
             CheckpointError: the checkpoint cannot be loaded.
             ContextLimitError: the context is over the checkpoint's limit; random weights have none.
         """
-        name = self.model_name(cell)
-        if name not in self._loaded:
-            if name in self.run.models:
-                folder = self.run.models[name].checkpoint()
-                self._loaded[name] = load_decoder(folder, device=self.device, dtype=self.dtype)
-            else:
-                positions = max((context for grid in self.grids for context in grid.contexts), default=0)
-                shape = shape_config(name, positions)
-                self._loaded[name] = random_decoder(shape, self.run.seed, self.device, self.dtype)
-        decoder = self._loaded[name]
-        if name in self.run.models and cell.context > (limit := decoder.config.max_positions):
+        model = self.model_of(cell)
+        if cell.context > (limit := model.model_config.max_positions):
             raise ContextLimitError(f"context {cell.context} is over the checkpoint's limit of {limit} tokens")
-        return decoder
+        return model.decoder
+
+    def prepare(self, cell: SpeedCell) -> Case:
+        """Make the case of a cell, without what a record says of it."""
+        raise NotImplementedError
+
+    def full(self, cell: SpeedCell, **changes: Any) -> Case:
+        """Return the steps of full attention beside a cell, prepared once for all cells of a place."""
+        full = replace(cell, method=FULL, variant=FULL, stage="step", budget=FULL_BUDGET, params={}, **changes)
+        return self.once((FULL, cell.grid.steps, cell.grid.cached_tokens), partial(self.prepare, full))
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """Return what ``make`` made when this place's cells first asked for the key."""
@@ -214,30 +235,23 @@ class Bench:
             params={**cell.params, **case.params, **case.found()}, **self.guard.summary(),
         )  # fmt: skip
 
-    def _model_hash(self, name: str) -> str:
-        """Hash what identifies a model's weights, without loading them."""
-        if name in self.run.models:
-            return provenance.checkpoint_hash(self.run.models[name].checkpoint())
-        return hash_texts([name, repr(RAW_SHAPES[name]), str(self.run.seed)])
-
     def origin(self, cell: SpeedCell) -> Provenance:
         """Collect the provenance of a cell: its code hash covers what times it and the two methods of its pairs."""
-        where, model = (cell.method, cell.variant), self.model_name(cell)
-        if where not in self._origins:
-            spec = self.run.methods.get(cell.variant) if self.gated else None
-            files = spec.files_of(model) if spec else ()
-            self._origins[where] = provenance.collect(
-                settings={}, code=speed_code_hash(code_module(self.name), (FULL, cell.method) if self.gated else ()),
-                model=self.models.get(model, "none"), device=self.device, dtype=self.dtype,
-                data=hash_texts([*file_hashes(files), *self.texts]) if spec else "none",
-            )  # fmt: skip
+        spec, name = self.run.methods.get(cell.variant) if self.gated else None, self.model_name(cell)
         settings = {
             "profile": self.run.profile, "job": self.name, "seed": self.run.seed, "rounds": cell.grid.rounds,
             "steps": cell.grid.steps, "cell": cell.key, "params": dict(cell.params),
             "torch": provenance.versions()["torch"],
         }  # fmt: skip
-        mine = hash_settings(settings, device_name(self.device), str(self.dtype))
-        return self._origins[where].model_copy(update={"settings_hash": mine})
+        return provenance.collect(
+            settings=settings, code=self._code(cell.method), device=self.device, dtype=self.dtype,
+            model=self.models[name].model_hash if self.gated else "none",
+            data=hash_texts([*file_hashes(spec.files_of(name)), *self.texts]) if spec else "none",
+        )  # fmt: skip
+
+    @cache  # noqa: B019
+    def _code(self, method: str) -> str:
+        return speed_code_hash(code_module(self.name), (FULL, method) if self.gated else ())
 
     def _record(self, cell: SpeedCell, **values: Any) -> SpeedRecord:
         """Return the record of a cell, timed or closed by a status."""

@@ -96,8 +96,7 @@ class Op:
         got = self.ours(inputs)
         with naive_kernels():
             want = self.ours(inputs)
-        if (error := difference(got, want)) > _TOLERANCE[dtype]:
-            raise GateError(f"differs from its definition by {error:.3g} of its largest value")
+        require_close(got, want, _TOLERANCE[dtype], "differs from its definition")
 
     def require_same(self, peer: Tensor, mine: Tensor, dtype: torch.dtype) -> None:
         """Hold a peer's result against ours, to twice the tolerance, since both sides round.
@@ -105,24 +104,22 @@ class Op:
         Raises:
             GateError: they differ.
         """
-        if difference(self.view(peer.view(mine.shape)), self.view(mine)) > 2 * _TOLERANCE[dtype]:
-            raise GateError("gives another result than ours on the same inputs")
+        found, want = self.view(peer.view(mine.shape)), self.view(mine)
+        require_close(found, want, 2 * _TOLERANCE[dtype], "gives another result than ours on the same inputs")
 
 
-def difference(got: Tensor, want: Tensor) -> float:
-    """Return the largest difference as a share of the largest value; infinite where one side alone is not finite.
+def require_close(got: Tensor, want: Tensor, tolerance: float, says: str) -> None:
+    """Hold a result to a share of the largest finite value; whole numbers, and what is not finite, must be the same.
 
-    Whole numbers differ infinitely or not at all.
+    Raises:
+        GateError: it differs; the message begins with ``says``.
     """
-    finite = torch.isfinite(want)
-    if got.shape != want.shape or not torch.equal(torch.isfinite(got), finite):
-        return math.inf
-    if not want.is_floating_point():
-        return 0.0 if torch.equal(got, want) else math.inf
-    if not bool(finite.any()):
-        return 0.0
-    scale = max(float(want[finite].abs().max()), 1e-6)
-    return float((got[finite].double() - want[finite].double()).abs().max()) / scale
+    largest = max(float(want.nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-6) if want.numel() else 0.0
+    allowed = tolerance * largest if want.is_floating_point() else 0.0
+    try:
+        torch.testing.assert_close(got, want, rtol=0.0, atol=allowed, equal_nan=True, check_dtype=False)
+    except AssertionError as error:
+        raise GateError(f"{says}: {' '.join(str(error).split())}") from None
 
 
 def make_op(name: str, size: Size) -> Op:

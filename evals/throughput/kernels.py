@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from longdecode.engine.errors import GateError, LongDecodeError, UnsupportedCellError
+from longdecode.engine.errors import LongDecodeError, UnsupportedCellError
 from longdecode.evals.budgets import FULL_BUDGET
-from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.throughput.harness import Bench, SpeedCell, shape_config
 from longdecode.evals.throughput.kernel_ops import COLD_BYTES, Inputs, Op, Size, make_op
 from longdecode.evals.throughput.peers import PEERS
@@ -33,8 +32,8 @@ _SUM_BYTES, _CPU_SUM_BYTES, _CPU_LINEAR_ROWS = 8 << 30, 64 << 20, 4096
 class KernelBench(Bench):
     """Times ops without a model; ours in pairs with the first peer that runs, each peer in pairs with ours."""
 
-    bench: ClassVar[BenchName] = "kernel"
-    gated: ClassVar[bool] = False
+    bench = "kernel"
+    gated = False
 
     def cells(self) -> list[SpeedCell]:
         """Return the bandwidth probes, then every op at every size, ours first and each peer after it."""
@@ -108,10 +107,7 @@ class KernelBench(Bench):
         """Gate an op at a smaller size, then draw its input sets."""
         size = self._size(cell)
         torch.manual_seed(self.run.seed)
-        try:
-            make_op(_op_of(cell), size.smaller()).gate(size.dtype)
-        except GateError as error:
-            raise GateError(f"{cell.method} {error}") from error
+        make_op(_op_of(cell), size.smaller()).gate(size.dtype)
         op = make_op(_op_of(cell), size)
         return op, [op.draw() for _ in range(op.sets(self.device))]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import LongDecodeError, refuse_unknown
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.evals.analysis.cells import good_times, median_spread, speed_table
+from longdecode.evals.analysis.cells import clean_times, median_spread, speed_table
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
 from longdecode.evals.records import SpeedRecord
@@ -76,11 +76,9 @@ def measure_speed(run: RunConfig, name: str, output: Path, *, choose: Choose = l
 def _tell(record: SpeedRecord) -> None:
     """Describe a record in one line of the log: its cell, and its median or its status."""
     where = " ".join(str(part) for part in record.key if part is not None)
-    found = f"{record.status}: {record.reason}"
+    found, times, taken = f"{record.status}: {record.reason}", clean_times(record), len(record.samples)
     if record.status == "ok":
-        times = [us for us, _ in good_times(record.samples)]
-        bad, all_ = len(record.samples) - len(times), len(record.samples)
-        found = f"{median_spread(times).value:,.1f} us ({bad} of {all_} disturbed)"
+        found = f"{median_spread(times).value:,.1f} us ({taken - len(times)} of {taken} disturbed)"
     print(f"{where}: {found}", file=sys.stderr, flush=True)
 
 

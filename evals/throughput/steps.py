@@ -27,8 +27,8 @@ _ENDLESS = 1 << 14
 _STOCK_STEPS = 2
 
 
-def fill_cache(cache: KVCache, tokens: int, seed: int) -> None:
-    """Fill a cache with random normal keys and values, and set its counters as after a prompt of ``tokens`` a row."""
+def fill_cache(cache: KVCache, tokens: int, seed: int) -> KVCache:
+    """Fill a cache with random normal keys and values, set its counters as after ``tokens`` a row, and return it."""
     generator = torch.Generator(cache.device).manual_seed(seed)
     near = cache.tensors()
     # Host memory that a GPU reads is filled once, by who reserves it.
@@ -41,6 +41,7 @@ def fill_cache(cache: KVCache, tokens: int, seed: int) -> None:
             else:
                 part.normal_(generator=generator)
     cache.stand_at(torch.full_like(cache.positions, tokens))
+    return cache
 
 
 def step_case(
@@ -68,10 +69,10 @@ def step_case(
     if stage == "correction":
         correction = method.correction
         assert correction is not None
-        rewrite = correction.mode == "rewrite"
-        if rewrite and correction.period > context:
-            raise UnsupportedCellError(f"{correction.period} tokens are rewritten; the context has {context}")
-        corrected = cast(CorrectedStepper, new_stepper(decoder, cache, method, context - (not rewrite)))
+        rewritten = correction.period if correction.mode == "rewrite" else 0
+        if rewritten > context:
+            raise UnsupportedCellError(f"{rewritten} tokens are rewritten; the context has {context}")
+        corrected = cast(CorrectedStepper, new_stepper(decoder, cache, method, context - (not rewritten)))
         return stepper_case(corrected, corrected.correct, variant)
     assert method.draft is not None
     rows = method.draft.tree.rows
@@ -148,9 +149,8 @@ def setup_case(method: AttentionMethod, cache: KVCache, variant: str, context: i
 
 def prefill_case(decoder: Decoder, cache: KVCache, variant: str, context: int, chunk: int, seed: int) -> Case:
     """Make a case of the dense prefill of random tokens, LM head of the last row included."""
-    generator = torch.Generator().manual_seed(seed)
-    vocab = decoder.config.vocab_size
-    prompts = [torch.randint(vocab, (context,), generator=generator) for _ in range(cache.batch)]
+    generator, vocab = torch.Generator().manual_seed(seed), decoder.config.vocab_size
+    prompts = [*torch.randint(vocab, (cache.batch, context), generator=generator)]
     return Case(variant, repeated(lambda: decoder.prefill(prompts, cache, chunk), 1), caches=(cache,))
 
 
@@ -165,10 +165,8 @@ def stock_case(source: Path | str, context: int, batch: int, device: torch.devic
     # Slow to import, and only these cells need it.
     from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-    if isinstance(source, Path):
-        config = AutoConfig.from_pretrained(source)
-    else:
-        config = AutoConfig.for_model(**RAW_SHAPES[source])
+    here = isinstance(source, Path)
+    config = AutoConfig.from_pretrained(source) if here else AutoConfig.for_model(**RAW_SHAPES[str(source)])
     with torch.device(device):
         stock = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     cache, start = DynamicCache(config=config), context - _STOCK_STEPS
@@ -183,9 +181,7 @@ def stock_case(source: Path | str, context: int, batch: int, device: torch.devic
         token.copy_(logits[:, -1:].argmax(dim=-1))
 
     def reset() -> None:
-        grown = int(cache.get_seq_length()) - start
-        if grown > 0:
-            cache.crop(-grown)
+        cache.crop(start - int(cache.get_seq_length()))
 
     return Case("hf_full", repeated(step, _STOCK_STEPS), calls=_STOCK_STEPS, reset=reset, keep=cache)
 

@@ -74,7 +74,7 @@ def tables_of(run: RunConfig, make_record: Callable[..., Record], tmp_path: Path
     steps, found = list(timed(run, make_record())), scored_cells(cells)
     return Tables({
         "summary": summary_table(cells, SPREAD), "comparisons": comparisons_table(found, PAIRS, POOLS, SPREAD),
-        "speed": speed_table(steps, SPREAD.confidence, SPREAD.resamples),
+        "speed": speed_table(steps, SPREAD),
         "measures": measures_table(tmp_path, found, steps, PAIRS, POOLS, SPREAD),
     })  # fmt: skip
 

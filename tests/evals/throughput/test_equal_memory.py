@@ -19,6 +19,7 @@ from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import look
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config, launches_of
+from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_records
 from longdecode.evals.throughput import equal_memory, harness
 from longdecode.evals.throughput.equal_memory import EqualMemoryBench, OwnChoicesBench
@@ -114,8 +115,7 @@ def test_batches_follow_from_the_bytes_of_a_sequence() -> None:
 def test_the_bytes_of_a_sequence_are_those_of_the_cache_that_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every variant of the committed configuration, on two layers: nothing is counted that is not allocated."""
     small = replace(shape_config("nosa-8b"), num_layers=2, hidden_size=32, intermediate_size=32, vocab_size=8)
-    for module in (equal_memory, harness):
-        monkeypatch.setattr(module, "config_of", lambda run, name, positions=0: small)
+    monkeypatch.setattr(harness, "shape_config", lambda name, positions: small)
     values = yaml.safe_load((ROOT / "config/offload.yaml").read_text())
     values["throughput"] = [values["throughput"][0] | {"contexts": [8192], "steps": 5}]
     run = build_run_config(values | {"device": "cpu", "dtype": "float32"}, "test")
@@ -157,6 +157,9 @@ def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monke
     full, far = found["full", None], found["far", 0.8]
     assert full.batch == 2 and far.batch == 3 and far.bytes_min is not None and full.bytes_min is not None
     assert far.bytes_min < full.bytes_min
+    # After a kill the first that needs Full for a reference may force its own selections.
+    (alone,) = measure_speed(run, "equal_memory", tmp_path / "x.parquet", choose=lambda cell: cell.variant == "near")
+    assert (alone.status, alone.reference) == ("ok", "full"), alone.reason
 
 
 OWN_METHODS = {
@@ -270,7 +273,7 @@ def test_prompts_that_are_read_whole_leave_the_steps_choices(timed: dict[str, Sp
 
 
 def test_the_table_has_tokens_a_second(timed: dict[str, SpeedRecord]) -> None:
-    table = speed_table(timed.values(), 0.95, 100).set_index("variant")
+    table = speed_table(timed.values(), Spread(0.95, 100, 0)).set_index("variant")
     assert set(table.index) == set(timed)
     assert table["tokens_per_s"].to_numpy() == pytest.approx(1e6 / table["median_us"].to_numpy())
 

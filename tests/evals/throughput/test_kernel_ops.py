@@ -20,7 +20,6 @@ from longdecode.evals.throughput.kernel_ops import (
     MAX_SETS,
     Inputs,
     Size,
-    difference,
     make_op,
     random_tree,
     whole_mask,
@@ -90,12 +89,14 @@ def test_a_wrong_kernel_fails_its_gate(monkeypatch: pytest.MonkeyPatch, op: str,
     assert len(calls) == 2
 
 
-def test_a_difference_is_a_share_of_the_largest_value() -> None:
-    want = torch.tensor([0.0, 4.0, float("-inf")])
-    assert difference(want.clone(), want) == 0
-    assert difference(torch.tensor([1.0, 4.0, float("-inf")]), want) == 0.25
-    assert difference(torch.tensor([0.0, 4.0, 9.0]), want) == float("inf")
-    assert difference(torch.tensor([1, 2]), torch.tensor([1, 3])) == float("inf")
+def test_a_tolerance_is_a_share_of_the_largest_value() -> None:
+    nan, inf = float("nan"), float("inf")
+    want = torch.tensor([0.0, 4.0, -inf, nan])
+    kernel_ops.require_close(torch.tensor([0.9, 4.0, -inf, nan]), want, 0.25, "x")
+    wrong = [1.1, 4.0, -inf, nan], [0.0, 4.0, inf, nan], [0.0, 4.0, -inf, 0.0], [0.0, nan, -inf, nan], [0.0, 4.0, -inf]
+    for got, tensor in (*((got, want) for got in wrong), ([1, 2], torch.tensor([1, 3]))):
+        with pytest.raises(GateError, match=r"^says so: "):
+            kernel_ops.require_close(torch.tensor(got), tensor, 0.25, "says so")
 
 
 def test_bytes_by_hand() -> None:

@@ -14,6 +14,7 @@ import pytest
 from longdecode.evals.analysis import cells as summary
 from longdecode.evals.analysis.cells import SPEED_COLUMNS, speed_table
 from longdecode.evals.records import SpeedRecord
+from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_folder
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +27,7 @@ Make = Callable[..., SpeedRecord]
 
 
 def row_of(records: list[SpeedRecord], index: int = 0) -> dict[str, Any]:
-    return speed_table(records, 0.95, 200).iloc[index].to_dict()
+    return speed_table(records, Spread(0.95, 200, 0)).iloc[index].to_dict()
 
 
 def ceiling(make: Make, us: float = 100.0, size: int = 400_000, **other: Any) -> SpeedRecord:
@@ -80,7 +81,7 @@ def test_prefill_counts_every_token(speed_record: Make) -> None:
 def test_an_ops_own_sizes_stand_in_the_table(speed_record: Make) -> None:
     fields = {"bench": "kernel", "method": "hybrid_attention", "variant": "longdecode", "stage": "op", "budget": "0.1"}
     records = [speed_record([10.0], params={"full_heads": heads}, **fields) for heads in (1, 8)]
-    table = speed_table(records, 0.95, 200)
+    table = speed_table(records, Spread(0.95, 200, 0))
     assert table["op_sizes"].tolist() == ["full_heads=1", "full_heads=8"]
 
 
@@ -103,27 +104,19 @@ def test_stored_records_give_the_committed_table(folder: Path) -> None:
 
 
 def test_spread_is_median_and_percentiles() -> None:
-    found = summary.median_spread([float(value) for value in range(1, 22)])
+    found = summary.median_spread(np.arange(1.0, 22.0))
     assert (found.value, found.low, found.high) == (11.0, 2.0, 20.0)
-    assert math.isnan(summary.median_spread([]).value)
+    assert math.isnan(summary.median_spread(np.array([])).value)
 
 
-def test_a_ratio_without_spread_is_a_point() -> None:
-    found = summary.median_ratio([2.0] * 5, 0.95, 200, ("x",))
-    assert (found.value, found.low, found.high) == (2.0, 2.0, 2.0)
-
-
-def test_the_ratio_interval_covers_a_known_median(seed: int) -> None:
+def test_the_ratio_interval_covers_a_known_median(speed_record: Make, seed: int) -> None:
     rng = np.random.default_rng(seed)
     covered = 0
     for trial in range(200):
-        ratios = np.exp(rng.normal(math.log(1.5), 0.1, size=15))
-        found = summary.median_ratio(ratios.tolist(), 0.95, 400, (trial,))
+        record = speed_record([1.0] * 15, np.exp(rng.normal(math.log(1.5), 0.1, size=15)).tolist(), context=trial + 1)
+        found = summary.ratio_interval(record, Spread(0.95, 400, 0))
+        assert found == summary.ratio_interval(record, Spread(0.95, 400, 1)), "the draw depends on the cell alone"
         covered += found.low <= 1.5 <= found.high
     assert covered >= 170  # 95 % nominal; a bootstrap of a median over 15 values comes out a little short
-
-
-def test_the_draw_depends_on_the_cell_alone() -> None:
-    ratios = [1.0, 1.2, 1.1, 1.4, 0.9]
-    first = summary.median_ratio(ratios, 0.9, 300, ("a", 1))
-    assert first == summary.median_ratio(ratios, 0.9, 300, ("a", 1))
+    point = summary.ratio_interval(speed_record([1.0] * 5, [2.0] * 5), Spread(0.95, 400, 0))
+    assert (point.value, point.low, point.high) == (2.0, 2.0, 2.0)
