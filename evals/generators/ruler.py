@@ -37,7 +37,7 @@ LEAST_CODED_WORDS = 100
 """With fewer the third and the fourth word may come equally often."""
 LONG_FROM_TOKENS = 4096
 Kind = Literal["words", "numbers", "uuids"]
-_LETTERS, _EXAMPLE_LETTERS = 5, 3
+_LETTERS, EXAMPLE_LETTERS = 5, 3
 _ZETA_2 = math.pi**2 / 6  # word k of a coded text comes with probability k**-2 over this
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _DEPTHS = tuple(round(100 * i / 39) for i in range(40))  # percent of the essay's sentences
@@ -105,14 +105,21 @@ def ask(spec: NiahSpec, context: str, queries: Sequence[str], answers: tuple[str
 
 def variable_tracking(rng: random.Random, size: int, example_size: int) -> Episode:
     """Hide a chain of five variables among ``size`` lines of noise, after an example among ``example_size``."""
-    example = tracking_example(rng, example_size)
-    question = _chain(rng, size, _LETTERS)
+    example, question = variable_chain(rng, example_size, EXAMPLE_LETTERS), variable_chain(rng, size, _LETTERS)
     return replace(question, prompt=f"{example.text} {' '.join(example.items)}\n\n{question.prompt}")
 
 
-def tracking_example(rng: random.Random, size: int) -> Episode:
-    """Return the worked example alone."""
-    return _chain(rng, size, _EXAMPLE_LETTERS)
+def variable_chain(rng: random.Random, size: int, letters: int) -> Episode:
+    """Hide a chain of five variables, whose names have so many letters, among ``size`` lines of noise."""
+    names = distinct(lambda rng: "".join(rng.choices(string.ascii_uppercase, k=letters)), rng, HOPS + 1)
+    value = str(rng.randrange(10_000, 99_999))
+    # The blank that ends every later assignment is in the official data.
+    assigned = [f"VAR {names[0]} = {value}"]
+    assigned += [f"VAR {name} = VAR {before} " for before, name in itertools.pairwise(names)]
+    lines = [NOISE] * size
+    for earlier, place in enumerate(sorted(rng.sample(range(size), len(assigned)))):
+        lines.insert(place + earlier, assigned[earlier])
+    return fill("vt", tuple(names), context="\n".join(lines), query=value, count=len(names))
 
 
 def common_words(rng: random.Random, size: int, words: Sequence[str], long: bool) -> Episode:
@@ -205,18 +212,6 @@ def _random(rng: random.Random, kind: Kind) -> str:
 def random_uuid(rng: random.Random) -> str:
     """Draw an identifier."""
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
-
-
-def _chain(rng: random.Random, size: int, letters: int) -> Episode:
-    names = distinct(lambda rng: "".join(rng.choices(string.ascii_uppercase, k=letters)), rng, HOPS + 1)
-    value = str(rng.randrange(10_000, 99_999))
-    # The blank that ends every later assignment is in the official data.
-    assigned = [f"VAR {names[0]} = {value}"]
-    assigned += [f"VAR {name} = VAR {before} " for before, name in itertools.pairwise(names)]
-    lines = [NOISE] * size
-    for earlier, place in enumerate(sorted(rng.sample(range(size), len(assigned)))):
-        lines.insert(place + earlier, assigned[earlier])
-    return fill("vt", tuple(names), context="\n".join(lines), query=value, count=len(names))
 
 
 def _list(rng: random.Random, size: int, words: Sequence[str], common: int, other: int) -> tuple[str, tuple[str, ...]]:

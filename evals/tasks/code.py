@@ -10,7 +10,6 @@ from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
-from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.livecodebench import CodeProblem, read_problems
 from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
 from longdecode.evals.sandbox import require_sandbox
@@ -98,18 +97,14 @@ class CodeTask(ReasoningTask):
         self.read = read
 
     def problems(self) -> list[tuple[str, Any]]:
-        """Return every problem of the set."""
-        return [(problem.prompt, problem) for problem in self.read(self.data.get("code"))]
-
-    def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
-        """Make the draws of ``count`` problems; refuse before anything is generated where programs cannot be run.
+        """Return every problem of the set; refuse before anything is generated where programs cannot be run.
 
         Raises:
             SandboxUnsupportedError: there is no sandbox here; the message says how to get one.
-            UnsupportedCellError, DataUnavailableError: as for every reasoning task.
+            DataUnavailableError: the set is not here; the message says how to fetch it.
         """
         require_sandbox()
-        return super().samples(context_tokens, count, seed, tokenizer)
+        return [(problem.prompt, problem) for problem in self.read(self.data.get("code"))]
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Return 1 where the program passes every test, else 0."""

@@ -7,7 +7,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators.lookup import BYTES, WORDS
 from longdecode.evals.generators.prose import Episode
@@ -49,8 +48,8 @@ class EpisodeTask(Task):
             UnsupportedCellError: the episode does not fit this context.
         """
         room = context_tokens - SLACK_TOKENS
-
-        wording = BYTES if tokenizer.counts_bytes else WORDS
+        # A token has at least one character; what the tokenizer adds is far less than half.
+        wording, smallest = (BYTES, room) if tokenizer.counts_bytes else (WORDS, room // 2)
 
         def make(index: int, size: int) -> Sample:
             try:
@@ -64,13 +63,7 @@ class EpisodeTask(Task):
                 index, episode.prompt, episode.question, tokens, "\n", episode.items, question_chars=episode.asked_chars
             )
 
-        if not tokenizer.counts_bytes:
-            # A token has at least one character; what the tokenizer adds is far less than half.
-            return fill_context(self, make, room // 2, count, context_tokens, tokenizer)
-        try:
-            return [make(index, room) for index in range(count)]
-        except ValueError as error:
-            raise UnsupportedCellError(f"{self.name} does not fit {context_tokens} tokens: {error}") from error
+        return fill_context(self, make, smallest, count, context_tokens, tokenizer)
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Return the share of expected items given, and one mark an item."""

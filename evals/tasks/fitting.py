@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
-from functools import partial
 
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
@@ -40,12 +39,16 @@ def fill_context(
     def tokens(sample: Sample) -> int:
         return context_of(sample, task.chat, tokenizer)
 
-    def fits(sample: Sample) -> bool:
-        return tokens(sample) <= context_tokens
+    def fitted(index: int, size: int) -> Sample:
+        while tokens(made := make(index, size)) > context_tokens:
+            if size <= smallest:
+                raise ValueError("a question of the smallest haystack is too long")
+            size = max(smallest, size - max(1, size // _SHRINK))
+        return made
 
     try:
         size = largest_fitting(lambda size: tokens(make(-1, size)), context_tokens, smallest)
-        return [_shrunk(partial(make, index), size, smallest, fits) for index in range(count)]
+        return [fitted(index, size) for index in range(count)]
     except ValueError as error:
         raise UnsupportedCellError(f"{task.name} does not fit {context_tokens} tokens: {error}") from error
 
@@ -78,14 +81,6 @@ def largest_fitting(tokens: Callable[[int], int], limit: int, smallest: int) -> 
         else:
             high = middle
     return low
-
-
-def _shrunk(make: Callable[[int], Sample], size: int, smallest: int, fits: Callable[[Sample], bool]) -> Sample:
-    while not fits(made := make(size)):
-        if size <= smallest:
-            raise ValueError("a question of the smallest haystack is too long")
-        size = max(smallest, size - max(1, size // _SHRINK))
-    return made
 
 
 def without_middle(

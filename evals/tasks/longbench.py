@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 
@@ -37,6 +36,8 @@ V2 = "v2"
 """LongBench v2's key in longbench.yaml: 503 questions with four choices."""
 QUESTION_CHARACTERS = 100
 """At most so many characters at the prompt's end are decoded token by token."""
+Marks = tuple[tuple[str, ...], tuple[str, ...] | None]
+"""References of a question, and the names of all classes if there are any."""
 _ARCHIVE = "data.zip"
 _DATA = SOURCES["longbench"]
 
@@ -50,15 +51,6 @@ class LongBenchProtocol:
     metric: str
     marker: str | None = None
     first_line: bool = False
-
-
-class LongBenchRow(NamedTuple):
-    """One sample as published: the question or instruction, its context, references, class names if there are any."""
-
-    input: str
-    context: str
-    answers: tuple[str, ...]
-    all_classes: tuple[str, ...] | None
 
 
 PROTOCOLS: Mapping[str, LongBenchProtocol] = {
@@ -103,21 +95,23 @@ class LongBench(Task):
             UnsupportedCellError: the context leaves no room before the generation.
             DataUnavailableError: the rows are not here.
         """
-        v2 = self.dataset == V2
-        source = self.data.get("longbench_v2" if v2 else "longbench")
-        rows = read_v2_rows(source, count) if v2 else read_v1_rows(source, self.dataset, count)
+        if v2 := self.dataset == V2:
+            rows = read_rows(SOURCES["longbench_v2"], self.data.get("longbench_v2"))[:count]
+        else:
+            rows = read_v1_rows(self.data.get("longbench"), self.dataset, count)
         most = self.protocol.max_new_tokens
         # One replacement pass: braces in a context (code, for one) are text.
         before, _, after = self.protocol.prompt.partition("{context}")
         made = []
         for index, row in enumerate(rows):
-            text = before + row.context + after.replace("{input}", row.input)
+            question, marks = _v2(row) if v2 else _v1(row)
+            text = before + row.text("context") + after.replace("{input}", question)
             parts = without_middle(text, self._split, context_tokens - most, tokenizer)
             if parts is None:
                 raise UnsupportedCellError(
                     f"{self.name} generates {most} tokens; a context of {context_tokens} leaves no room for its prompt"
                 )
-            made.append(Sample(index, *parts, most, None, (row.answers, row.all_classes)))
+            made.append(Sample(index, *parts, most, None, marks))
         return made
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
@@ -132,24 +126,18 @@ class LongBench(Task):
         return text[:at], text[at:]
 
 
-def read_v2_rows(source: Path | None, count: int) -> list[LongBenchRow]:
-    """Return the first ``count`` questions of LongBench v2, the choices after each, with the right one's letter.
-
-    Args:
-        source: a folder with ``data.json`` or ``data.jsonl``, or ``hub``; ``None`` where the configuration names none.
-
-    Raises:
-        DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
-    """
-    found = []
-    for row in read_rows(SOURCES["longbench_v2"], source)[:count]:
-        choices = (f"({letter}) {row.text(f'choice_{letter}')}" for letter in "ABCD")
-        asked = "\n".join([row.text("question"), *choices])
-        found.append(LongBenchRow(asked, row.text("context"), (row.answer("answer"),), None))
-    return found
+def _v1(row: Row) -> tuple[str, Marks]:
+    classes = None if row.values.get("all_classes") is None else row.texts("all_classes")
+    return row.text("input"), (row.texts("answers"), classes)
 
 
-def read_v1_rows(source: Path | None, dataset: str, count: int) -> list[LongBenchRow]:
+def _v2(row: Row) -> tuple[str, Marks]:
+    """Return a question of LongBench v2, its choices after it, with the right one's letter."""
+    choices = (f"({letter}) {row.text(f'choice_{letter}')}" for letter in "ABCD")
+    return "\n".join([row.text("question"), *choices]), ((row.answer("answer"),), None)
+
+
+def read_v1_rows(source: Path | None, dataset: str, count: int) -> list[Row]:
     """Return the first ``count`` rows of a data set, or all it has.
 
     Args:
@@ -163,7 +151,7 @@ def read_v1_rows(source: Path | None, dataset: str, count: int) -> list[LongBenc
     """
     with _DATA.reading(f"{dataset}.jsonl in {source} cannot be read"):
         name, raw = _file(source, dataset)
-    return [_row(row) for row in islice(json_rows(_DATA, io.BytesIO(raw), name), count)]
+    return list(islice(json_rows(_DATA, io.BytesIO(raw), name), count))
 
 
 def _file(source: Path | None, dataset: str) -> tuple[str, bytes]:
@@ -180,11 +168,6 @@ def _file(source: Path | None, dataset: str) -> tuple[str, bytes]:
         if not members:
             raise _DATA.unavailable(f"{archive} holds no {dataset}.jsonl")
         return f"{archive}:{members[0]}", zipped.read(members[0])
-
-
-def _row(row: Row) -> LongBenchRow:
-    classes = None if row.values.get("all_classes") is None else row.texts("all_classes")
-    return LongBenchRow(row.text("input"), row.text("context"), row.texts("answers"), classes)
 
 
 def _name(dataset: str) -> str:

@@ -29,24 +29,20 @@ LETTERS = "ABCDE"
 _GOLD = re.compile(r"-?[\d,]*\.?\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One question as it stands in a prompt, and its gold answer: a number's digits, or a letter."""
-
-    text: str
-    gold: str
+Pair = tuple[str, str]
+"""A question as it stands in a prompt, and its answer: worked, of an example, else a number's digits or a letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The questions of one prompt, and the worked examples, question and answer, that stand before them.
+    """The questions of one prompt, and the worked examples that stand before them.
 
     ``subject`` is MMLU's, whose questions and answers are paired by row; the released construction, which splits the
     joined text at blank lines, pairs some with other questions' answers.
     """
 
-    demos: tuple[tuple[str, str], ...]
-    questions: tuple[Question, ...]
+    demos: tuple[Pair, ...]
+    questions: tuple[Pair, ...]
     subject: str | None = None
 
 
@@ -89,7 +85,7 @@ class LongGenBench(ReasoningTask):
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Return the share of questions answered right, and a mark for each."""
         group: Group = sample.meta
-        golds = tuple(question.gold for question in group.questions)
+        golds = tuple(gold for _, gold in group.questions)
         marks = marks_by_number(completion, golds, len(group.demos) + 1)
         original, scope = original_marks(completion, golds), scope_marks(completion, golds)
         total = len(golds)
@@ -108,7 +104,7 @@ def questions_text(group: Group) -> str:
     demos = [f"Question_{number}: \n{question}" for number, (question, _) in enumerate(group.demos, 1)]
     demos += [f"Answer_{number}:\n{answer}" for number, (_, answer) in enumerate(group.demos, 1)]
     numbered = enumerate(group.questions, len(group.demos) + 1)
-    asked = "".join(f"Question_{number}:\n{question.text}\n" for number, question in numbered)
+    asked = "".join(f"Question_{number}:\n{question}\n" for number, (question, _) in numbered)
     examples = "\n\n".join(demos)
     return f"Examples: \n{examples}\n\nFollowing Question: \n{asked}\n"
 
@@ -136,14 +132,14 @@ def read_groups(source: Path | None, name: str, size: int) -> list[Group]:
     return [Group(demos, tuple(questions[start : start + size])) for start in starts]
 
 
-def _gsm8k(row: Row) -> Question:
+def _gsm8k(row: Row) -> Pair:
     gold = row.text("answer").rpartition("####")[2].strip()
     if _GOLD.fullmatch(gold) is None:
         raise row.fault(f"has no number after '####' in 'answer', but {gold[:60]!r}")
-    return Question(row.text("question"), gold)
+    return row.text("question"), gold
 
 
-def _csqa(row: Row) -> Question:
+def _csqa(row: Row) -> Pair:
     """Read a row of the original release, or of the hub, which has it flattened."""
     with row.data.reading(f"{row.where} is no question of CommonsenseQA"):
         asked, gold = row.values["question"], row.values["answerKey"]
@@ -155,7 +151,7 @@ def _csqa(row: Row) -> Question:
         labels = [label for label, _ in choices]
         if labels != list(LETTERS[: len(choices)]) or gold not in labels:
             raise ValueError(f"choices {labels} and {gold!r} as 'answerKey'; letters from A to E are expected")
-    return Question(f"{stem}\n{' '.join(f'({label}) {text}' for label, text in choices)}\n", gold)
+    return f"{stem}\n{' '.join(f'({label}) {text}' for label, text in choices)}\n", gold
 
 
 def _mmlu(data: DataSet, source: Path | None, size: int) -> list[Group]:
@@ -182,7 +178,7 @@ def _mmlu_group(subject: str, rows: list[Row], examples: str) -> Group:
     for row in rows:
         options = " ".join(f"({letter}) {row.text(letter)}" for letter in LETTERS[:4])
         gold = row.value("answer", "a letter from A to D", row.values["answer"] in tuple(LETTERS[:4]))
-        questions.append(Question(f"{row.text('question').strip()}\n{options}", gold))
+        questions.append((f"{row.text('question').strip()}\n{options}", gold))
     pairs = (example.partition("\nA: ") for example in examples.split("\n\nQ: ")[1:])
     demos = tuple((question, answer) for question, _, answer in pairs)
     return Group(demos, tuple(questions), subject.replace("_", " "))

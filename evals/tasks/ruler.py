@@ -127,7 +127,8 @@ def _example_size(tokenizer: TextTokenizer) -> int:
     """Return the lines of noise in variable tracking's example: what fits 500 tokens, or the fewest there can be."""
 
     def tokens(size: int) -> int:
-        return len(tokenizer.encode(make.tracking_example(random.Random("ruler_vt/example"), size).text))
+        example = make.variable_chain(random.Random("ruler_vt/example"), size, make.EXAMPLE_LETTERS)
+        return len(tokenizer.encode(example.text))
 
     try:
         return largest_fitting(tokens, make.EXAMPLE_TOKENS, make.HOPS + 1)

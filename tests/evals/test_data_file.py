@@ -35,8 +35,14 @@ CODE = {
     "question_id": "q", "question_content": "é", "starter_code": "", "contest_date": "2024-09-01", "metadata": "{}",
     "public_test_cases": "[]", "private_test_cases": "[]",
 }  # fmt: skip
+
+
+def qasper(place: Path) -> longbench.LongBench:
+    return longbench.LongBench("qasper", {"longbench": place})
+
+
 LOADERS: dict[str, tuple[str, dict[str, Any], Callable[[Path], Any]]] = {
-    "longbench": ("qasper.jsonl", LONGBENCH, lambda place: longbench.read_v1_rows(place, "qasper", 9)),
+    "longbench": ("qasper.jsonl", LONGBENCH, lambda place: qasper(place).samples(9999, 9, 0, pieces())),
     "math": ("math500/test.jsonl", MATH, lambda place: MathTask("math500", {"math": place}).problems()),
     "gsm8k": ("gsm8k/test.jsonl", GSM8K, lambda place: longgenbench.read_groups(place, "gsm8k", 1)),
     "csqa": ("commonsense_qa/dev_rand_split.jsonl", CSQA, lambda place: longgenbench.read_groups(place, "csqa", 1)),

@@ -83,8 +83,7 @@ def test_rows_come_in_order_from_a_folder_and_from_an_archive(tmp_path: Path) ->
     write_archive(tmp_path / "zipped", rows)
     for folder in ("plain", "zipped"):
         found = read_v1_rows(tmp_path / folder, "qasper", 3)
-        assert [item.input for item in found] == [f"Question {i}é\u2028?" for i in range(3)]
-        assert found[0].answers == ("Ann", "Anna") and found[0].all_classes is None
+        assert [item.text("input") for item in found] == [f"Question {i}é\u2028?" for i in range(3)]
         assert len(read_v1_rows(tmp_path / folder, "qasper", 99)) == 5
 
 
@@ -106,7 +105,7 @@ def test_a_hub_id_is_fetched_at_a_pinned_revision(
         return str(write_archive(tmp_path, [row()]))
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert read_v1_rows(Path(given), "qasper", 1)[0].input == "Who?"
+    assert read_v1_rows(Path(given), "qasper", 1)[0].text("input") == "Who?"
     assert calls == [((repo, "data.zip"), {"repo_type": "dataset", "revision": revision})]
 
 
@@ -124,7 +123,7 @@ def test_what_cannot_be_read_says_how_to_fetch_it(tmp_path: Path, monkeypatch: p
         (Path("zai-org/LongBench"), "qmsum", "OSError: no route"),
     ):
         with pytest.raises(DataUnavailableError, match=rf"{reason}.*curl -L .*{HUB_REVISION}.*data\.longbench"):
-            read_v1_rows(source, dataset, 1)
+            LongBench(dataset, {"longbench": source}).samples(4096, 1, 0, CHARACTERS)
 
 
 def test_prompts_are_the_protocols_with_context_and_question_put_in(tmp_path: Path, tokenizer: TextTokenizer) -> None:
@@ -196,8 +195,8 @@ def test_the_prompt_of_a_real_row_is_the_one_seen_elsewhere(shared_data: Path, t
     content = seen.partition("<|end_header_id|>\n\n")[2].partition("<|eot_id|>")[0]
     read = read_v1_rows(tmp_path, "narrativeqa", 1)[0]
     template = PROTOCOLS["narrativeqa"].prompt
-    assert template.replace("{context}", read.context).replace("{input}", read.input) == content
-    assert read.answers == ("He is a guest in the home of the Mulvilles.",)
+    assert template.replace("{context}", read.text("context")).replace("{input}", read.text("input")) == content
+    assert read.texts("answers") == ("He is a guest in the home of the Mulvilles.",)
 
 
 @pytest.mark.parametrize(
