@@ -102,8 +102,6 @@ def distinct(value: Any) -> Any:
 
 
 def _folder(value: Any) -> Any:
-    if isinstance(value, Path):
-        return value
     if not isinstance(value, str) or not value:
         raise wrong(f"is {value!r}; a non-empty text is needed")
     return Path(value).expanduser()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from longdecode.evals.specs import MethodSpec
 
 _OTHERWISE = "or `--config allow_untuned=true` runs it and marks the rows"
-Kind = Literal["tuned", "by hand", "untuned", "nothing to tune", "common window"]
 
 
 class Trial(Stored):
@@ -85,23 +84,17 @@ def read_tuning(path: Path | str) -> TuningRecord:
         raise ConfigError(f"{path}: {faults}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class TuningStatus:
-    """The tuning of one variant on one model; ``reason`` names the knobs behind it.
+class TuningStatus(NamedTuple):
+    """The tuning of one variant on one model.
 
-    ``reason`` also names other parameters than those that the values were tuned with, which leave a variant tuned.
-    ``unlearned`` says whether head roles are made up by rule, ``None`` for a method without roles.
+    ``tuned`` is ``None`` where nothing is tuned, ``learned`` for a method without head roles; roles that are made up by
+    rule are not learned. ``untuned`` names the values that a record does not have.
     """
 
     variant: str
-    model: str
-    kind: Kind
-    reason: str = ""
-    unlearned: bool | None = None
-
-    def __str__(self) -> str:
-        """Return the variant, with the knobs behind its status."""
-        return f"{self.variant} ({self.reason})" if self.reason else self.variant
+    tuned: bool | None = None
+    learned: bool | None = None
+    untuned: str = ""
 
 
 def tuning_records(config: RunConfig) -> dict[str, TuningRecord]:
@@ -129,16 +122,15 @@ def with_tuned_values(config: RunConfig) -> RunConfig:
     return replace(config, methods={name: tuned(spec) for name, spec in config.methods.items()}) if records else config
 
 
-def tuning_statuses(config: RunConfig) -> list[TuningStatus]:
-    """Return the status of every variant that is compared with others, on each model that it is scored on.
+def tuning_statuses(config: RunConfig, model: str) -> list[TuningStatus]:
+    """Return the status of every variant that is compared with others on a model.
 
     Variants that run on a part of the run only vary a method to learn about it, and are left out; one that names every
     suite and budget of the run is no part.
     """
-    records = tuning_records(config)
+    record = tuning_records(config).get(model)
     return [
-        tuning_status(spec.method, spec.params_of(model), variant, model, records.get(model))
-        for model in config.models
+        tuning_status(spec.method, spec.params_of(model), variant, record)
         for variant, spec in config.methods.items()
         if not _is_part(config, spec) and config.suites_of(variant) and spec.runs_on(model)
     ]
@@ -149,36 +141,30 @@ def _is_part(config: RunConfig, spec: MethodSpec) -> bool:
     return bool(suites or set(config.budgets) - set(spec.budgets or config.budgets))
 
 
-def tuning_status(
-    method: str, params: Mapping[str, Any], variant: str, model: str, record: TuningRecord | None
-) -> TuningStatus:
-    """Compare parameters on a model with the model's tuning record, or with the card where there is none."""
-    if variant.endswith(COMMON_WINDOW):
-        return TuningStatus(variant, model, "common window", "sinks and recent tokens as every method's")
-    knobs, tuned_knobs = load_card(method).knobs, load_card(method).tuned_knobs
-    given = {knob.name: params.get(knob.name, knob.default) for knob in knobs}
-    roles = [knob for knob in knobs if knob.per_model and knob.file]
-    if not roles and not tuned_knobs:
-        return TuningStatus(variant, model, "nothing to tune")
-    unlearned = [f"{knob.name} = {knob.default!r}, not learned" for knob in roles if given[knob.name] == knob.default]
-    made_up = bool(unlearned) if roles else None
-    tuned = record.methods.get(method) if record else None
-    moved = [knob.name for knob in tuned_knobs if given[knob.name] != knob.default]
-    if record is None or (tuned is None and moved):
-        return TuningStatus(variant, model, "by hand" if moved else "untuned", ", ".join(moved), made_up)
-    chosen, fixed = (tuned.chosen, tuned.fixed) if tuned else ({}, None)
-    off: list[str] = []
-    beside: list[str] = []
-    for knob in knobs:
-        name, value = knob.name, given[knob.name]
-        if knob in tuned_knobs:
-            if name not in chosen or value != chosen[name]:
-                off.append(f"{name} = {value!r}, tuned: {chosen.get(name, 'none')!r}")
-        elif fixed is not None and value != (at := fixed.get(name, knob.default)):
-            # A number of the model that was not tuned along spoils the choice; another file or variant does not.
-            (off if knob.per_model and not knob.file else beside).append(f"{name} = {value!r}, tuned with {at!r}")
-    off += unlearned
-    return TuningStatus(variant, model, "untuned" if off else "tuned", "; ".join([*off, *beside]), made_up)
+def tuning_status(method: str, params: Mapping[str, Any], variant: str, record: TuningRecord | None) -> TuningStatus:
+    """Compare parameters on a model with the model's tuning record, or with the card where there is none.
+
+    Without a record, values that the configuration sets count as tuned. With one, a number of the model that was not
+    tuned along spoils the choice; another file or variant of the method does not.
+    """
+    card = load_card(method)
+    roles = [knob for knob in card.knobs if knob.per_model and knob.file]
+    if variant.endswith(COMMON_WINDOW) or not (roles or card.tuned_knobs):
+        return TuningStatus(variant)
+    given = {knob.name: params.get(knob.name, knob.default) for knob in card.knobs}
+    made_up = {knob.name: "not learned" for knob in roles if given[knob.name] == knob.default}
+    learned = not made_up if roles else None
+    set_here = any(given[knob.name] != knob.default for knob in card.tuned_knobs)
+    found = record.methods.get(method) if record else None
+    if record is None or (found is None and set_here):
+        return TuningStatus(variant, set_here, learned)
+    wanted = {knob.name: found.chosen.get(knob.name, "none") if found else "none" for knob in card.tuned_knobs}
+    if found:
+        numbers = [knob for knob in card.knobs if knob.per_model and not knob.file and knob not in card.tuned_knobs]
+        wanted |= {knob.name: found.fixed.get(knob.name, knob.default) for knob in numbers}
+    off = {name: f"tuned: {value!r}" for name, value in wanted.items() if given[name] != value} | made_up
+    said = "; ".join(f"{name} = {given[name]!r}, {why}" for name, why in off.items())
+    return TuningStatus(variant, not off, learned, said)
 
 
 def require_fair(config: RunConfig) -> None:
@@ -195,23 +181,23 @@ def require_fair(config: RunConfig) -> None:
         raise ConfigError(f"{config.source}: {key}: {why}, {_OTHERWISE}")
 
     paths, known = config.tuning.records, tuning_records(config)
-    for model in (model for model in paths if model in config.models):
+    for model in paths:
         key, record = f"tuning.records.{model}", known.get(model)
         if record is None:
             refuse(key, f"{paths[model]}: no such tuning record; `snakemake tune` with this configuration makes it")
         if record.model != model and not _is_checkpoint(config.models[model].path, record.model_hash):
             refuse(key, f"holds what was tuned on {record.model}; `snakemake tune` tunes on {model}")
     for model in config.models:
-        mine = [status for status in tuning_statuses(config) if status.model == model]
-        tuned = [status for status in mine if status.kind in ("tuned", "by hand")]
-        untuned = [status for status in mine if status.kind == "untuned"]
+        mine = tuning_statuses(config, model)
+        tuned, untuned = ([status for status in mine if status.tuned is flag] for flag in (True, False))
         if tuned and untuned:
             refuse(
                 f"methods.{untuned[0].variant}",
-                f"on {model} {untuned[0]} is untuned and {tuned[0]} is {tuned[0].kind}; {len(untuned)} of {len(mine)} "
-                f"variants are untuned. Tune all (`snakemake tune`, then tuning.records.{model})",
+                f"on {model} {untuned[0].variant} is untuned ({untuned[0].untuned or 'defaults'}) and "
+                f"{tuned[0].variant} is tuned; {len(untuned)} of {len(mine)} variants are untuned. Tune all "
+                f"(`snakemake tune`, then tuning.records.{model})",
             )
-        made_up, learned = ([status.variant for status in mine if status.unlearned is flag] for flag in (True, False))
+        learned, made_up = ([status.variant for status in mine if status.learned is flag] for flag in (True, False))
         if made_up and learned:
             refuse(
                 f"methods.{made_up[0]}",

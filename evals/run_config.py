@@ -17,7 +17,6 @@ from pydantic.json_schema import SkipJsonSchema
 from longdecode.evals import config_values as typed
 from longdecode.evals import specs
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
-from longdecode.evals.config_values import read_yaml
 from longdecode.evals.tasks.registry import SUITES, data_names, folder_of, suite_names
 from longdecode.evals.throughput import spec as speed
 from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingSpec
@@ -101,31 +100,31 @@ class RunConfig(typed.Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_entries(cls, values: Any) -> Any:
-        """Fill in what follows from an entry's name: a variant's method, and which variants are timed."""
-        if not isinstance(values, Mapping):
+    def _name_methods(cls, values: Any) -> Any:
+        """Let a variant be of the method of its name."""
+        methods = values.get("methods") if isinstance(values, Mapping) else None
+        if not isinstance(methods, Mapping):
             return values
-        methods, filled = values.get("methods"), dict(values)
-        if isinstance(methods, Mapping):
-            filled["methods"] = {
-                name: {"method": name, **(entry or {})} if isinstance(entry, Mapping | None) else entry
-                for name, entry in methods.items()
-            }
-        if "throughput" in values:
-            timed = methods if isinstance(methods, Mapping) else ()
-            filled["throughput"] = speed.with_variants(values["throughput"], timed)
-        return filled
+        named = {
+            variant: {"method": variant, **(entry or {})} if isinstance(entry, Mapping | None) else entry
+            for variant, entry in methods.items()
+        }
+        return {**values, "methods": named}
 
     @model_validator(mode="after")
-    def _name_protocols(self) -> RunConfig:
-        """Let a suite that a variant names stand for each protocol that it runs under."""
-        under, found = defaultdict[str, list[str]](list), dict[str, specs.MethodSpec]()
+    def _fill(self) -> RunConfig:
+        """Let a suite that a variant names stand for each of its protocols, and a grid without variants time all."""
+        under, methods = defaultdict[str, list[str]](list), dict[str, specs.MethodSpec]()
         for name in self.suites:
             under[folder_of(name)[0]].append(name)
         for variant, spec in self.methods.items():
             suites = spec.suites and tuple(name for suite in spec.suites for name in under.get(suite, [suite]))
-            found[variant] = replace(spec, suites=suites)
-        return replace(self, methods=found)
+            methods[variant] = replace(spec, suites=suites)
+        grids = tuple(
+            replace(grid, variants=grid.variants or tuple(methods)) if grid.bench in speed.DECODED else grid
+            for grid in self.throughput.grids
+        )
+        return replace(self, methods=methods, throughput=speed.ThroughputSpec(grids))
 
     def _references(self) -> Iterator[tuple[Any, ...]]:
         """Yield what ``require_known`` takes, of every name of a part of the configuration."""
@@ -140,6 +139,7 @@ class RunConfig(typed.Part):
             named = dict.fromkeys((grid.model, *grid.timed_on.values()))
             yield "model or shape", named, timed, f"throughput.{number}.model", {*timed} & {*self.models}
             yield "variant", grid.variants, self.methods, f"throughput.{number}.variants"
+            yield "variant", grid.hits, grid.variants, f"throughput.{number}.hits"
         yield "model", self.retrospection.models, self.models, "retrospection.models"
         yield "variant", self.retrospection.variants, self.methods, "retrospection.variants"
         for name, text in self.generation.runs.items():
@@ -184,7 +184,7 @@ def load_run_config(path: Path | str) -> RunConfig:
         ConfigError: the file is missing or no YAML, or a name or value in it is wrong; the message gives file, key,
             value and the nearest valid name.
     """
-    return build_run_config(read_yaml(Path(path)), str(path))
+    return build_run_config(typed.read_yaml(Path(path)), str(path))
 
 
 def build_run_config(values: Any, source: str, *, check_params: bool = True, check_fairness: bool = False) -> RunConfig:

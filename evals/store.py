@@ -219,14 +219,15 @@ def read_records(path: Path, kind: type[R]) -> list[R]:
     try:
         table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
         intact = (table.schema.metadata or {}).get(_CHECKSUM) in (None, _rows_digest(table))
+        rows = [_fields(row) for row in table.to_pylist()]
     except FileNotFoundError:
         raise RecordSchemaError(f"{path}: no such file; run again to make it") from None
-    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, OverflowError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, MemoryError, OverflowError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise RecordSchemaError(f"{path}: not a parquet file of records ({said}); {remedy}") from error
     if not intact:
         raise RecordSchemaError(f"{path}: the records do not match their checksum: damaged or edited; {remedy}")
-    return [load_record(_fields(row, path), str(path), kind) for row in table.to_pylist()]
+    return [load_record(row, str(path), kind) for row in rows]
 
 
 def read_folder(folder: Path, kind: type[R]) -> list[R]:
@@ -332,12 +333,9 @@ def _arrow(annotation: Any) -> pa.DataType:
     return _arrow(arguments[0]) if arguments else _SCALARS[annotation]
 
 
-def _fields(row: dict[str, Any], path: Path) -> dict[str, Any]:
-    try:
-        decoded = {name: json.loads(row[name]) for name in _AS_JSON[:2] if name in row}
-        return row | decoded | {"provenance": _provenance(row["provenance"]), "measures": dict(row["measures"])}
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecordSchemaError(f"{path}: a column of {', '.join(_AS_JSON)}, measures is missing or damaged") from error
+def _fields(row: dict[str, Any]) -> dict[str, Any]:
+    decoded = {name: json.loads(row[name]) for name in _AS_JSON[:2] if name in row}
+    return row | decoded | {"provenance": _provenance(row["provenance"]), "measures": dict(row["measures"])}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,7 +5,7 @@ Its models may be shapes of published ones with random weights: speed does not d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -35,6 +35,8 @@ OPS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("linear_qkv", "linear_o", "linear_down", "linear_lm_head", "gated_linear"), ()),
 }
 """The ops of the kernel bench, and the sizes that each depends on beside the batch."""
+DECODED = ("decode", EQUAL_MEMORY)
+"""Kinds that time variants of the run, all of them where a grid names none."""
 _TAKES = {
     KERNELS: ("contexts", "budgets", "ops", "full_heads", "rows", "mask"),
     "decode": ("contexts", "budgets", "variants", "steps"),
@@ -175,7 +177,6 @@ class Grid(typed.Part):
 
     @model_validator(mode="after")
     def _check(self) -> Grid:
-        typed.require_known("variant", self.hits, self.variants, "hits")
         if self.bench not in SHARED_JOBS and self.model in SHARED_JOBS:
             raise typed.wrong(f"a model cannot be named {self.model!r} here; a job has that name", "model")
         decoded = {"decode": self.steps, EQUAL_MEMORY: self.steps, OWN_CHOICES: self.forced_tokens}.get(self.bench, 0)
@@ -214,17 +215,6 @@ class ThroughputSpec(typed.Part):
     def models_of(self, job: str) -> tuple[str, ...]:
         """Return the models or shapes that a job times; none of kernels."""
         return tuple(dict.fromkeys(model for grid in self.grids_of(job) for model in grid.timed_on.values()))
-
-
-def with_variants(grids: Any, variants: Collection[str]) -> Any:
-    """Return the grids of a file, each with the variants that it leaves out: all of the run."""
-    if not isinstance(grids, list):
-        return grids
-    benches = ("decode", EQUAL_MEMORY)
-    return [
-        {"variants": [*variants], **grid} if isinstance(grid, Mapping) and grid.get("bench") in benches else grid
-        for grid in grids
-    ]
 
 
 def _listed(values: Any) -> Any:

@@ -167,9 +167,9 @@ def test_a_variant_takes_the_tuned_values_and_its_own_override_them(tmp_path: Pa
     run = run_with(tmp_path / "t.json", found, methods=own)
     assert run.methods["tidal"].params_of("miniature") == TIDAL
     assert run.methods["mine"].params_of("miniature") == TIDAL | {"recent_tokens": 8}
-    kinds = {entry.variant: (entry.kind, entry.reason) for entry in tuning_statuses(run)}
-    assert kinds["tidal"] == ("tuned", "") and kinds["full"] == ("nothing to tune", "")
-    assert kinds["mine"] == ("untuned", "recent_tokens = 8, tuned: 32")
+    said = {entry.variant: (entry.tuned, entry.untuned) for entry in tuning_statuses(run, "miniature")}
+    assert said["tidal"] == (True, "") and said["full"] == (None, "")
+    assert said["mine"] == (False, "recent_tokens = 8, tuned: 32")
     with pytest.raises(ConfigError, match=r"methods\.mine: .*recent_tokens = 8.*allow_untuned=true"):
         require_fair(run)
     require_fair(run_with(tmp_path / "t.json", found, methods=own, allow_untuned=True))
@@ -178,7 +178,7 @@ def test_a_variant_takes_the_tuned_values_and_its_own_override_them(tmp_path: Pa
 @pytest.mark.parametrize(
     ("chosen", "methods", "says"),
     [
-        ({"tidal": TIDAL}, None, r"methods\.streaming: .*sinks = 4, tuned: 'none'.* is untuned and tidal is tuned"),
+        ({"tidal": TIDAL}, None, r"methods\.streaming: .*is untuned \(sinks = 4, tuned: 'none'\) and tidal is tuned"),
         (None, {"full": {}, "streaming": {}, "tidal": {"params": {"reselect_layer": 6}}}, r"streaming is untuned"),
         (None, {"full": {}, "streaming": {"params": {"sinks": 8}}, "duo": {}}, r"methods\.duo: .*duo is untuned"),
         (None, {"full": {}, "lychee": {"params": {"roles": "r.json"}}, "duo": {}},
@@ -220,14 +220,13 @@ def test_a_choice_that_no_trial_made_is_no_record(tmp_path: Path) -> None:
             read_tuning(tmp_path / "t.json")
 
 
-def test_a_knob_of_the_model_that_was_not_tuned_along_is_untuned_and_another_variant_is_named() -> None:
+def test_a_knob_of_the_model_that_was_not_tuned_along_is_untuned_and_another_file_is_not() -> None:
     known = read_tuning(SHIPPED)
     tuned = {**known.methods["lychee"].fixed, **known.methods["lychee"].chosen}
-    assert tuning_status("lychee", tuned, "lychee", "miniature", known).kind == "tuned"
-    by_hand = tuning_status("lychee", tuned | {"retrieval_heads": 3}, "lychee", "miniature", known)
-    assert (by_hand.kind, by_hand.reason) == ("untuned", "retrieval_heads = 3, tuned with None")
-    roles = tuning_status("lychee", tuned | {"roles": "other.json"}, "lychee", "miniature", known)
-    assert roles.kind == "tuned" and roles.reason.startswith("roles = 'other.json', tuned with 'models/miniature/roles")
+    assert tuning_status("lychee", tuned, "lychee", known) == ("lychee", True, True, "")
+    by_hand = tuning_status("lychee", tuned | {"retrieval_heads": 3}, "lychee", known)
+    assert (by_hand.tuned, by_hand.untuned) == (False, "retrieval_heads = 3, tuned: None")
+    assert tuning_status("lychee", tuned | {"roles": "other.json"}, "lychee", known).tuned
 
 
 def test_a_variant_that_names_every_suite_stands_beside_the_others(tmp_path: Path) -> None:
