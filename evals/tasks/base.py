@@ -57,6 +57,7 @@ class Score:
 class Task(ABC):
     """One task of a suite; the defaults are those of most tasks.
 
+    ``name`` and ``suite`` are those under which the task stands in its suite; ``get_task`` sets them.
     ``kind`` is ``generate`` (the completion's text is scored) or ``loss`` (the forced tokens' negative log-likelihood
     in nats is). ``options`` such as the number of questions are fixed by the task's name, so that a name means one
     thing. Prompts begin with the special tokens that the model's tokenizer puts first or, with ``chat``, go through its
@@ -74,8 +75,8 @@ class Task(ABC):
     ``i // samples_per_problem``, and each draw has noise of its own.
     """
 
-    name: str
-    suite: str
+    name: str = ""
+    suite: str = ""
     version: int = 1
     kind: Literal["generate", "loss"] = "generate"
     metric: str = "accuracy"
@@ -179,16 +180,13 @@ class Reasked(Task):
 
     Args:
         task: the task as its suite makes it.
-        suite: name of the suite of this protocol.
         made: the protocol that ``task`` makes samples in.
         question: the protocol wanted.
     """
 
-    def __init__(self, task: Task, suite: str, made: Question | None, question: Question):
+    def __init__(self, task: Task, made: Question | None, question: Question):
         for name in Task.__annotations__:
             setattr(self, name, getattr(task, name))
-        self.suite = suite
-        self.name = task.name if made == question else f"{task.name}_{question}"
         self.question = question
         self.task = task
         self.made = made
@@ -257,7 +255,6 @@ class ReasoningTask(Task):
     every context and method; of short answers the first (``takes_first``), as published tables of a part have it.
 
     Args:
-        name: the task's.
         data: where the set is.
         draws: generations of each problem.
         most_new_tokens: most tokens of a short answer; ``None`` for all that the context leaves.
@@ -269,9 +266,8 @@ class ReasoningTask(Task):
     chat = True
     stop_at_eos = True
 
-    def __init__(self, name: str, data: Data, draws: int = 1, most_new_tokens: int | None = None):
+    def __init__(self, data: Data, draws: int = 1, most_new_tokens: int | None = None):
         super().__init__(data)
-        self.name = name
         self.samples_per_problem = draws
         self.most_new_tokens = most_new_tokens
         self.takes_first = most_new_tokens is not None

@@ -83,17 +83,14 @@ class CodeTask(ReasoningTask):
     ``over_memory``, the shares that a limit ended.
 
     Args:
-        name: the task's.
         read: reader of the problems.
         draws: generations of each problem.
         most_new_tokens: most tokens of a greedy answer; sampled reasoning, with all that the context leaves, without.
         data: ``code`` says where the sets are.
     """
 
-    suite = "code"
-
-    def __init__(self, name: str, read: Reader, draws: int, most_new_tokens: int | None, data: Data):
-        super().__init__(name, data, draws, most_new_tokens)
+    def __init__(self, read: Reader, draws: int, most_new_tokens: int | None, data: Data):
+        super().__init__(data, draws, most_new_tokens)
         self.read = read
 
     def problems(self) -> list[tuple[str, Any]]:
@@ -197,7 +194,7 @@ _ROWS: Mapping[str, tuple[Reader, int, int | None]] = {
 """Of each task the reader, the draws, and the most tokens of a greedy answer."""
 SUITES: Mapping[str, Suite] = {
     "code": Suite(
-        {name: partial(CodeTask, name, *values) for name, values in _ROWS.items()},
+        {name: partial(CodeTask, *values) for name, values in _ROWS.items()},
         default=("humaneval", "mbpp", "livecodebench_v5"),
         data=("code",),
     )

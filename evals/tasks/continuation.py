@@ -113,18 +113,15 @@ class Continuation(Task):
     """A text that fills the context, whose last tokens are forced (``loss``) or written anew (``generate``).
 
     Args:
-        suite: the task's suite.
-        name: its name.
         texts: the texts, and how they are cut.
         tokens: tokens of the continuation.
         bins: stretches of it that are told apart.
         data: ``pg19`` and ``prose``, as ``Books.read`` takes them.
     """
 
-    def __init__(self, suite: str, name: str, texts: Story | Books, tokens: int, bins: int, data: Data):
+    def __init__(self, texts: Story | Books, tokens: int, bins: int, data: Data):
         super().__init__(data)
-        self.suite, self.name, self.texts = suite, name, texts
-        self.tokens, self.bins = tokens, bins
+        self.texts, self.tokens, self.bins = texts, tokens, bins
         if isinstance(texts, Books):
             self.data_source, self.samples_per_problem = "real", texts.windows
 
@@ -285,7 +282,7 @@ _TASKS: tuple[tuple[type[Continuation], str, Story | Books, int, int], ...] = (
 
 def _tasks(suite: str) -> dict[str, partial[Continuation]]:
     rows = (row for row in _TASKS if row[1].startswith(suite))
-    return {name: partial(kind, suite, name, texts, tokens, bins) for kind, name, texts, tokens, bins in rows}
+    return {name: partial(kind, texts, tokens, bins) for kind, name, texts, tokens, bins in rows}
 
 
 SUITES: Mapping[str, Suite] = {
@@ -296,9 +293,9 @@ SUITES: Mapping[str, Suite] = {
     "mini_book": Suite(_tasks("mini_book"), data=("pg19",)),
     "tuning": Suite(
         {
-            "tuning_lookup_20": partial(EpisodeTask, "tuning", "tuning_lookup", LOOKUP, "longgen", 20),
-            "tuning_chain_12": partial(EpisodeTask, "tuning", "tuning_chain", CHAIN, "chain", 12),
-            "tuning_json_kv": partial(JsonKv, suite="tuning"),
+            "tuning_lookup_20": partial(EpisodeTask, LOOKUP, "longgen", 20),
+            "tuning_chain_12": partial(EpisodeTask, CHAIN, "chain", 12),
+            "tuning_json_kv": JsonKv,
             **_tasks("tuning"),
         },
         data=("pg19",),

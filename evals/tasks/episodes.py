@@ -23,8 +23,6 @@ class EpisodeTask(Task):
     """Questions over a generated episode, answered on one line and marked item by item.
 
     Args:
-        suite: the task's suite.
-        stem: beginning of its name, which ``argument`` ends.
         module: ``LOOKUP`` or ``CHAIN``.
         generator: its function: ``recall`` or ``longgen``, or ``chain``.
         argument: the generator's own: kind of needle, number of questions or of steps.
@@ -33,9 +31,8 @@ class EpisodeTask(Task):
     2410.04199) for many look-ups in one generation; the text format is this project's.
     """
 
-    def __init__(self, suite: str, stem: str, module: str, generator: str, argument: str | int, data: Data):
-        self.suite = suite
-        self.name = f"{stem}_{argument}"
+    def __init__(self, module: str, generator: str, argument: str | int, data: Data):
+        super().__init__(data)
         self.metric = "steps_right" if module == CHAIN else "accuracy"
         made = import_module(module)
         self.generator, self.marks = getattr(made, generator), made.marks
@@ -73,7 +70,7 @@ class EpisodeTask(Task):
 
 def _suite(name: str, module: str, generator: str, arguments: tuple[Any, ...], question: Question) -> Suite:
     stem = name.removesuffix("_long")
-    tasks = {f"{stem}_{own}": partial(EpisodeTask, name, stem, module, generator, own) for own in arguments}
+    tasks = {f"{stem}_{own}": partial(EpisodeTask, module, generator, own) for own in arguments}
     return Suite(tasks, question=question)
 
 

@@ -53,14 +53,12 @@ class ManyShot(Task):
         data: ``icl`` says where the sets are, as ``read_texts`` takes it.
     """
 
-    suite = "icl"
     metric = "exact_match"
     data_source = "real"
     stop_at_eos = True
 
     def __init__(self, dataset: str, data: Data):
         super().__init__(data)
-        self.name = f"icl_{dataset}"
         self.dataset = dataset
 
     @functools.cached_property

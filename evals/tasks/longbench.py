@@ -77,13 +77,11 @@ class LongBench(Task):
     cell's context like the others, not always to 28,000.
     """
 
-    suite = "longbench"
     data_source = "real"
     stop_at_eos = True
 
     def __init__(self, dataset: str, data: Data):
         super().__init__(data)
-        self.name = _name(dataset)
         self.dataset = dataset
         self.protocol = PROTOCOLS[dataset.removesuffix("_e")]
         self.metric = self.protocol.metric
@@ -170,16 +168,11 @@ def _file(source: Path | None, dataset: str) -> tuple[str, bytes]:
         return f"{archive}:{members[0]}", zipped.read(members[0])
 
 
-def _name(dataset: str) -> str:
-    base = dataset.removesuffix("_e")
-    return f"longbench_{base if base == dataset else f'e_{base}'}"
-
-
 SUITES: Mapping[str, Suite] = {
     "longbench": Suite(
         {
-            _name(dataset): partial(LongBench, dataset)
-            for dataset in (*PROTOCOLS, *(f"{dataset}_e" for dataset in EVEN_THIRTEEN))
+            **{f"longbench_{dataset}": partial(LongBench, dataset) for dataset in PROTOCOLS},
+            **{f"longbench_e_{dataset}": partial(LongBench, f"{dataset}_e") for dataset in EVEN_THIRTEEN},
         },
         default=tuple(f"longbench_{dataset}" for dataset in ENGLISH_EIGHT),
         data=("longbench", "longbench_v2"),

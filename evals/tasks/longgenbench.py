@@ -65,11 +65,10 @@ class LongGenBench(ReasoningTask):
     spaces, as in its examples; up to 8,192 tokens are generated.
     """
 
-    suite = "longgenbench"
     version = 2
 
     def __init__(self, source: str, size: int, data: Data):
-        super().__init__(f"longgenbench_{source}_{size}", data, 1, MOST_NEW_TOKENS)
+        super().__init__(data, 1, MOST_NEW_TOKENS)
         self.takes_first = source != "mmlu"
         self.source = source
         self.size = size

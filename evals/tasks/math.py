@@ -59,13 +59,12 @@ class MathTask(ReasoningTask):
             the hub; or ``hub``.
     """
 
-    suite = "math"
     version = 2
 
     def __init__(self, name: str, data: Data):
         self.dataset, limit = SHORT.get(name, (name, None))
         draws = AIME_DRAWS if name in ("aime24", "aime25") else 1
-        super().__init__(name, data, draws, limit)
+        super().__init__(data, draws, limit)
 
     def problems(self) -> list[tuple[str, Problem]]:
         """Return every problem with the instruction after it."""
@@ -146,11 +145,10 @@ class GpqaDiamond(ReasoningTask):
     online.
     """
 
-    suite = "gpqa"
     version = 2
 
     def __init__(self, data: Data):
-        super().__init__("gpqa_diamond", data, GPQA_DRAWS)
+        super().__init__(data, GPQA_DRAWS)
 
     def problems(self) -> list[tuple[str, str]]:
         """Return every question with its choices, and the letter of the right one."""

@@ -42,11 +42,10 @@ class Passkey(Task):
     passkey_examples.jsonl and example.py, for the wording and the layout of lines.
     """
 
-    suite = "passkey"
     stop_at_eos = True
 
-    def __init__(self, depth: int, data: Data | None = None):
-        self.name = f"passkey_depth_{depth}"
+    def __init__(self, depth: int, data: Data):
+        super().__init__(data)
         self.depth = depth
 
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
@@ -79,9 +78,6 @@ def passkey_text(key: str, before: int, after: int) -> str:
 class JsonKv(Task):
     """One value looked up among as many pairs as fit; the asked key is decoded through the method.
 
-    Args:
-        suite: ``json_kv``, or ``tuning``, whose prompts are others.
-
     Source: Yen et al. 2024 (HELMET, arXiv 2410.02694); github princeton-nlp/HELMET, data.py (load_json_kv) and
     configs/recall.yaml: object, instruction, two answered keys and the asked one, 100 tokens to generate, greedy, no
     chat template; Liu et al. 2023 (Lost in the Middle, arXiv 2307.03172) for the task. Deviations: the wording is this
@@ -91,11 +87,6 @@ class JsonKv(Task):
 
     metric = "substring_exact_match"
     stop_at_eos = True
-
-    def __init__(self, data: Data | None = None, suite: str = "json_kv"):
-        super().__init__(data)
-        self.suite = suite
-        self.name = "json_kv" if suite == "json_kv" else f"{suite}_json_kv"
 
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
         """Ask for one key each of an object that fills the context.

@@ -8,7 +8,7 @@ name, under the other one ``<name>_prompt`` or ``<name>_decoded``, and so have i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -121,10 +121,10 @@ def get_task(name: str, data: Data | None = None, suite: str | None = None) -> T
         raise ConfigError(unknown_name("task", name, suites))
     found = get_suite(suites[name])
     task = found.tasks[name](data or {})
-    task.question = found.question
+    task.name, task.suite, task.question = name, suites[name], found.question
     if task.chat and task.question == "decoded" and not isinstance(task, Reasked):
         # The question belongs to the user's turn, which the template would close before it.
-        return Reasked(task, task.suite, task.question, task.question)
+        return Reasked(task, task.question, task.question)
     return task
 
 
@@ -158,7 +158,7 @@ def _find(name: str) -> tuple[str, Suite]:
     own, question = names[name]
     suite = _load(own)
     is_own = question is None or suite.question == question
-    return own, suite if is_own else _under(suite, name, cast(Question, question))
+    return own, suite if is_own else _under(suite, cast(Question, question))
 
 
 def _load(own: str) -> Suite:
@@ -186,13 +186,15 @@ def _names() -> dict[str, tuple[str, Question | None]]:
     return found
 
 
-def _under(suite: Suite, name: str, question: Question) -> Suite:
+def _under(suite: Suite, question: Question) -> Suite:
     """Return a suite under the other protocol."""
 
-    def reasked(make: Callable[[Data], Task], data: Data) -> Task:
-        return Reasked(make(data), name, suite.question, question)
+    def reasked(own: str, data: Data) -> Task:
+        task = suite.tasks[own](data)
+        task.name = own  # which its random numbers go by: the texts are those of its own protocol
+        return Reasked(task, suite.question, question)
 
-    tasks = {f"{own}_{question}": partial(reasked, make) for own, make in suite.tasks.items()}
+    tasks = {f"{own}_{question}": partial(reasked, own) for own in suite.tasks}
     return replace(suite, tasks=tasks, default=tuple(f"{own}_{question}" for own in suite.default), question=question)
 
 

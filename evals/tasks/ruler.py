@@ -60,8 +60,6 @@ class Ruler(Task):
 
     def __init__(self, kind: str, data: Data, *, chat: bool = False):
         super().__init__(data)
-        self.suite = "ruler_chat" if chat else "ruler"
-        self.name = f"ruler_{kind}{'_chat' * chat}"
         self.ruler_kind = kind
         self.chat = chat
         self.data_source = "real" if kind in _DATA_SETS else "generated"

@@ -20,7 +20,7 @@ from longdecode.evals.config_values import read_yaml
 from longdecode.evals.datasets.reader import SOURCES, DataSet
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.sweep import SIZES
-from longdecode.evals.tasks.registry import SUITES, describe, get_suite
+from longdecode.evals.tasks.registry import SUITES, describe, get_suite, get_task
 
 DOWNLOADS: Mapping[str, Mapping[str, Any]] = read_yaml(REPOSITORY / "evals" / "datasets" / "downloads.yaml")
 CHECKED_AT = 8192
@@ -121,7 +121,7 @@ def check(folder: Path) -> Iterator[tuple[str, ...]]:
         return ""
 
     for name, data in ((name, data) for name, data in here.items() if data):
-        tasks = [make(data) for make in get_suite(name).tasks.values()]
+        tasks = [get_task(task, data, name) for task in get_suite(name).tasks]
         unread = list(filter(None, (fault(task.samples, CHECKED_AT, 1, 0, tokenizer) for task in tasks)))
         sets = [(*named, place) for key, place in data.items() for named in sets_of(key).items()]
         faults = [*unread, *filter(None, (fault(_hashes, *one) for one in sets))]

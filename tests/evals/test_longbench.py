@@ -175,7 +175,7 @@ def test_a_long_prompt_loses_its_middle(
 def test_a_context_no_longer_than_the_generation_is_unsupported(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     write_rows(tmp_path / "qmsum.jsonl", [row()])
     with pytest.raises(UnsupportedCellError, match="longbench_qmsum generates 512 tokens"):
-        LongBench("qmsum", {"longbench": tmp_path}).samples(513, 1, 0, tokenizer)
+        get_task("longbench_qmsum", {"longbench": tmp_path}).samples(513, 1, 0, tokenizer)
 
 
 def test_suites_hold_all_tasks_and_run_the_papers_eight_by_default() -> None:

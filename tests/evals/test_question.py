@@ -83,7 +83,7 @@ def test_a_text_that_takes_more_tokens_in_one_piece_is_made_shorter() -> None:
     assert len(tokenizer.encode("abc") + tokenizer.encode("d")) == 2 < len(tokenizer.encode("abcd")) == 3
     (own,) = Abutting().samples(10, 1, 0, tokenizer)
     assert len(tokenizer.encode(own.prompt)) + len(tokenizer.encode(own.forced)) + 1 == 10
-    (moved,) = Reasked(Abutting(), "abutting_prompt", "decoded", "prompt").samples(10, 1, 0, tokenizer)
+    (moved,) = Reasked(Abutting(), "decoded", "prompt").samples(10, 1, 0, tokenizer)
     assert moved.prompt == "x" * 6 + "abcd" and len(tokenizer.encode(moved.prompt)) + 1 == 10
 
 
@@ -100,7 +100,7 @@ def test_in_a_chat_template_the_question_ends_the_users_turn(name: str, chatty: 
 
 def test_a_decoded_question_of_a_chat_suite_stands_in_the_users_turn_and_ends_are_trimmed(chatty: Path) -> None:
     tokenizer = load_tokenizer(chatty)
-    task = Reasked(Abutting(chat=True), "abutting", "decoded", "decoded")
+    task = Reasked(Abutting(chat=True), "decoded", "decoded")
     (sample,) = task.samples(60, 1, 0, tokenizer)
     assert (task.name, sample.forced, sample.prompt[:10]) == ("abutting", "d[end][bot]", "<s>[user]x")
     assert sum(map(len, encoded(sample, True, tokenizer))) + 1 <= 60
@@ -119,7 +119,7 @@ class Upper:
 
 
 def test_a_sample_without_a_mark_is_refused() -> None:
-    task = Reasked(Abutting(), "abutting_decoded", "prompt", "decoded")
+    task = Reasked(Abutting(), "prompt", "decoded")
     with pytest.raises(ConfigError, match="abutting: sample 0 has a text of 10 characters and a question of 0"):
         task.samples(10, 1, 0, load_tokenizer(MINIATURE))
 
