@@ -201,14 +201,13 @@ def _row(members: Sequence[Pair], task: str, cells: Cells, statuses: Statuses, s
     elif a.model != b.model and status != "baseline_fails":
         status = "one_training"
     a_value, b_value = (scale * float(stats.mean_of_groups(*side)) for side in zip(*units, strict=True))
-    judged = status != "baseline_fails"
     return {
         "a": a.variant, "b": b.variant, "model": a.model, "b_model": b.model, "suite": a.suite, "task": task,
         "context": a.context, "batch": a.batch, "budget": a.budget, "b_budget": b.budget,
         "n": sum(map(len, gaps)), "a_value": a_value, "b_value": b_value,
         "difference": scale * found.value, "low": scale * found.low, "high": scale * found.high, "unit": unit,
         "better": "higher" if records[0].higher_is_better else "lower", "margin": stats.MARGINS.get(unit),
-        "p": p if judged else np.nan, "status": status,
+        "p": np.nan if status == "baseline_fails" else p, "status": status,
         "revision": "; ".join(sorted({r.provenance.short_revision for r in records})),
     }  # fmt: skip
 
@@ -263,7 +262,11 @@ def pareto_table(cells: Cells, timed: Iterable[SpeedRecord], spread: Spread) -> 
                 "unit": unit, "budget_tokens": first.budget_tokens, "times_full": np.median(ratios),
             }  # fmt: skip
             places[cell.model, cell.suite, cell.context, batch].append((row, scale * losses, drawn))
-    rows = [row for rivals in places.values() for row in _with_shares(rivals)]
+    rows = []
+    for rivals in places.values():
+        found, losses, times = zip(*rivals, strict=True)
+        shares = stats.front_shares(np.array([np.zeros(DRAWS), *losses]), np.array([np.ones(DRAWS), *times]))
+        rows += [row | {"front_share": share} for row, share in zip(found, shares[1:], strict=True)]
     return pd.DataFrame(rows, columns=list(PARETO_COLUMNS)).astype({"budget_tokens": "Int64"})
 
 
@@ -281,12 +284,6 @@ def _drawn_losses(members: Sequence[Pair], cells: Cells, spread: Spread) -> tupl
         index = generator(spread.seed, "front", a.task, a.context, len(gap)).integers(len(gap), size=(DRAWS, len(gap)))
         draws.append(gap[index].mean(axis=1))
     return sum(map(len, gaps)), float(np.mean([gap.mean() for gap in gaps])), np.mean(draws, axis=0)
-
-
-def _with_shares(rivals: Sequence[tuple[dict[str, Any], Floats, Floats]]) -> Iterable[dict[str, Any]]:
-    rows, losses, speeds = zip(*rivals, strict=True)
-    shares = stats.front_shares(np.array([np.zeros(DRAWS), *losses]), np.array([np.ones(DRAWS), *speeds]))
-    return [row | {"front_share": share} for row, share in zip(rows, shares[1:], strict=True)]
 
 
 def claims_table(papers: Mapping[str, Declaration], tables: Tables, profile: str) -> pd.DataFrame:

@@ -365,12 +365,11 @@ class Declaration(_Closed):
         asked = {name: value for name, value in claim.published.items() if name not in ("table", "column")}
         row = _only(claim, table, column, asked)
         text, mark, digits = table.text(row, column), table.mark(row, column), row.get("digits", table.digits)
-        if isinstance(row[column], str):
-            return Printed(text, mark, table.unit, digits, None)
-        if not claim.minus:
-            return Printed(text, mark, table.unit, digits, float(row[column]))
+        number = None if isinstance(row[column], str) else float(row[column])
+        if number is None or not claim.minus:
+            return Printed(text, mark, table.unit, digits, number)
         other = _only(claim, table, column, asked | claim.minus)
-        gap = float(row[column]) - float(other[column])
+        gap = number - float(other[column])
         marks = dict.fromkeys([*mark.split("; "), *table.mark(other, column).split("; ")])
         signed = f"{gap:+,.{digits}f}".replace("-", "\u2212")
         both = f"{'; '.join(marks)}: {text} \u2212 {table.text(other, column)}"

@@ -19,7 +19,7 @@ from longdecode.evals.analysis.comparisons import SEVERAL, over_trainings
 from longdecode.evals.analysis.declaration import PairRequest, read_table
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
-from longdecode.evals.stats import Floats, Interval, Spread, bootstrap_interval, generator, mean_interval
+from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval
 from longdecode.evals.store import read_frame, read_records
 
 COLUMNS = (
@@ -179,18 +179,15 @@ def _pair(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Iterator[dict[str, 
         "over": b.variant, "over_setting": op_sizes_text(b.bench, b.params), "n": min(map(len, times)),
     }  # fmt: skip
 
-    def rng(measure: str) -> np.random.Generator:
-        return generator("step pair", measure, spread.seed, *a.key, *b.key)
+    def compared(measure: str, groups: Sequence[Floats], compare: np.ufunc) -> dict[str, Any]:
+        rng = generator("step pair", measure, spread.seed, *a.key, *b.key)
+        return row | {"measure": measure} | bootstrap_interval(groups, spread, rng, of_medians(compare))._asdict()
 
-    ratio: Interval | None = None
     if a.reference == b.variant and len(ratios[0]):
-        ratio = grouped.ratio_interval(a, spread)
+        yield row | {"measure": "times_as_fast", "unit": "times"} | grouped.ratio_interval(a, spread)._asdict()
     elif all(map(len, ratios)):
-        ratio = bootstrap_interval(ratios, spread, rng("times_as_fast"), of_medians(np.divide))
-    more = bootstrap_interval([each / 1000 for each in times], spread, rng("extra_ms"), of_medians(np.subtract))
-    for measure, unit, found in (("times_as_fast", "times", ratio), ("extra_ms", "ms", more)):
-        if found is not None:
-            yield row | found._asdict() | {"measure": measure, "unit": unit}
+        yield compared("times_as_fast", ratios, np.divide) | {"unit": "times"}
+    yield compared("extra_ms", [each / 1000 for each in times], np.subtract) | {"unit": "ms"}
 
 
 def of_medians(compare: np.ufunc) -> Callable[..., Floats]:

@@ -194,10 +194,6 @@ class OwnChoicesBench(EqualMemoryBench):
                 free_memory(self.device)
         return super().decoder(cell)
 
-    def place(self, cell: SpeedCell) -> Any:
-        """See ``Bench.place``; of one length of text, too."""
-        return *super().place(cell), cell.grid.forced_tokens
-
     def prepare(self, cell: SpeedCell) -> Case:
         """Read a cell's prompts and stand ready to decode."""
         grid, method, decoder = cell.grid, self.method(cell), self.decoder(cell)
@@ -224,7 +220,7 @@ class OwnChoicesBench(EqualMemoryBench):
             losses = self._losses(stepper, grid)
             return {
                 **moved, "loss": float(losses.mean()), "full_loss": float(full_losses[: len(losses)].mean()),
-                "miss_rate": _miss_rate(stepper, sum(moved.values())),
+                "miss_rate": sum(moved.values()) / listed if (listed := _listed_bytes(stepper)) else None,
             }  # fmt: skip
 
         return Case(
@@ -289,15 +285,12 @@ def fetched(cache: KVCache, before: tuple[int, int], tokens: int) -> dict[str, f
     return {"fetched_bytes": mine, "prefetched_bytes": ahead}
 
 
-def _miss_rate(stepper: Stepper, moved: float) -> float | None:
-    """Return the share of what a step lists that it fetches: blocks, or ShadowKV's chosen chunks, of which values."""
-    cache = stepper.state.cache
+def _listed_bytes(stepper: Stepper) -> int:
+    """Return the bytes that a step lists of what lies in host memory: blocks, or the values of ShadowKV's chunks."""
+    cache, method = stepper.state.cache, stepper.method
     if isinstance(cache, ShadowCache):
-        config, plan = cache.config, cache.plan
-        chunk = plan.chunk * config.head_dim * cache.shape.dtype.itemsize
-        return moved / (chunk * plan.sparse * config.num_layers * config.num_kv_heads)
-    if isinstance(cache, OffloadedCache):
-        assert isinstance(stepper.method, Offloadable)
-        lists = len(cache.at) * cache.config.num_kv_heads
-        return moved / (block_bytes(cache) * stepper.method.listed_blocks * lists)
-    return None
+        chunk = cache.plan.chunk * cache.config.head_dim * cache.shape.dtype.itemsize
+        return chunk * cache.plan.sparse * cache.config.num_layers * cache.config.num_kv_heads
+    if isinstance(cache, OffloadedCache) and isinstance(method, Offloadable):
+        return block_bytes(cache) * method.listed_blocks * len(cache.at) * cache.config.num_kv_heads
+    return 0

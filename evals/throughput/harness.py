@@ -22,15 +22,15 @@ from longdecode.engine.weights import random_decoder
 from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.fingerprint import file_hashes, hash_texts, speed_code_hash
-from longdecode.evals.gate import Gate, attempt, free_memory, status_of
+from longdecode.evals.gate import Gate, attempt, free_memory
 from longdecode.evals.model_job import ModelJob
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.records import Key, Provenance, SpeedRecord, Stage, Weights, speed_key
 from longdecode.evals.run_config import RunConfig
+from longdecode.evals.specs import MethodSpec
 from longdecode.evals.store import Store
 from longdecode.evals.throughput.spec import FULL, RAW_SHAPES, Grid, code_module
 from longdecode.evals.throughput.timing import Case, Guard, clock_for, time_pair
-from longdecode.methods.registry import get_method
 
 T = TypeVar("T")
 
@@ -138,11 +138,14 @@ class Bench:
 
     def steps_of(self, grid: Grid, variant: str, context: int, batch: int = 1) -> list[SpeedCell]:
         """Return a variant's step at each budget that it takes, with the parameters that it has on its model."""
-        spec = self.run.methods.get(variant)
-        params = dict(spec.params_of(grid.timed_on[variant])) if spec else {}
-        budgets = grid.budgets if spec and spec.takes_budget else (FULL_BUDGET,)
-        name = spec.method if spec else variant
-        return [SpeedCell(grid, self.bench, name, variant, "step", context, batch, one, params) for one in budgets]
+        spec = self.spec_of(variant)
+        params = spec.params_of(grid.timed_on[variant])
+        step = SpeedCell(grid, self.bench, spec.method, variant, "step", context, batch, params=params)
+        return [replace(step, budget=budget) for budget in (grid.budgets if spec.takes_budget else (FULL_BUDGET,))]
+
+    def spec_of(self, variant: str) -> MethodSpec:
+        """Return what the run says of a variant; full attention needs no entry there."""
+        return self.run.methods.get(variant) or MethodSpec(variant)
 
     def method(self, cell: SpeedCell, budget_tokens: int | None = None) -> AttentionMethod:
         """Build a cell's method, at its budget unless another is given.
@@ -150,9 +153,8 @@ class Bench:
         Raises:
             UnsupportedCellError: it cannot honour the budget on this model.
         """
-        spec, model = self.run.methods.get(cell.variant), self.model_of(cell)
-        params = spec.params_of(model.model) if spec else {}
-        return get_method(cell.method).from_budget(budget_tokens or cell.budget_tokens, model.model_config, **params)
+        model = self.model_of(cell)
+        return self.spec_of(cell.variant).build(budget_tokens or cell.budget_tokens, model.model_config, model.model)
 
     def model_name(self, cell: SpeedCell) -> str:
         """Return the model that a cell runs on; of kernels the shape whose heads they have."""
@@ -208,18 +210,11 @@ class Bench:
         """Time a cell past its gate in pairs with its reference; where that does not fit, alone, and say so."""
         if self.gated:
             self.decoder(cell)
-            name = self.model_name(cell)
-            if cell.variant in self.run.methods and (refusal := gate.refusal(cell.variant, name)) is not None:
+            if cell.variant in self.run.methods and (refusal := gate.refusal(cell.variant, self.model_name(cell))):
                 raise refusal
-        problem, reference = None, None
-        try:
-            reference = self.reference(cell)
-        except Exception as error:
-            if status_of(error) != "oom" or (cell.variant, cell.stage) == (FULL, "step"):
-                raise
-            problem = f"no ratio over {FULL}: {error}"
-        if problem:
-            free_memory(self.device)
+        reference, status, reason = attempt(partial(self.reference, cell), self.device)
+        if status and (status != "oom" or (cell.variant, cell.stage) == (FULL, "step")):
+            return self._record(cell, status=status, reason=reason)
         cuda = self.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -228,7 +223,8 @@ class Bench:
         mine = {id(cache): cache.nbytes() for cache in case.caches}
         beside = sum(cache.nbytes() for cache in reference.caches if id(cache) not in mine) if reference else 0
         return self._record(
-            cell, status="ok", samples=samples, reference=reference.variant if reference else None, reason=problem,
+            cell, status="ok", samples=samples, reference=reference.variant if reference else None,
+            reason=f"no ratio over {FULL}: {reason}" if status else None,
             bytes_min=case.bytes_min,
             expected_bytes=self.decoder(cell).weights.resident_bytes() + sum(mine.values()) if mine else None,
             peak_bytes=torch.cuda.max_memory_allocated(self.device) - beside if cuda and mine else None,

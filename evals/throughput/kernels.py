@@ -15,6 +15,7 @@ import torch
 
 from longdecode.engine.errors import LongDecodeError, UnsupportedCellError
 from longdecode.evals.budgets import FULL_BUDGET
+from longdecode.evals.gate import attempt
 from longdecode.evals.throughput.harness import Bench, SpeedCell, shape_config
 from longdecode.evals.throughput.kernel_ops import COLD_BYTES, Inputs, Op, Size, make_op
 from longdecode.evals.throughput.peers import PEERS
@@ -75,12 +76,8 @@ class KernelBench(Bench):
         ours = self.case(replace(cell, variant=OURS))
         if cell.variant != OURS:
             return ours
-        for peer in PEERS[_op_of(cell)]:
-            try:
-                return self.case(replace(cell, variant=peer))
-            except (LongDecodeError, torch.cuda.OutOfMemoryError):
-                continue
-        return None
+        rivals = (replace(cell, variant=peer) for peer in PEERS[_op_of(cell)])
+        return next((case for rival in rivals if (case := attempt(partial(self.case, rival), self.device)[0])), None)
 
     def _probe(self, cell: SpeedCell) -> Case:
         """Return a way to read memory, with its inputs there; all floors are taken from the fastest.
@@ -134,12 +131,9 @@ def _cells(grid: Grid, op: str) -> Iterator[SpeedCell]:
     needs = OPS[op]
     contexts = grid.contexts if "contexts" in needs else (0,)
     budgets = grid.budgets if "budgets" in needs else (FULL_BUDGET,)
-    extra: list[dict[str, Any]] = [{}]
-    if "full_heads" in needs:
-        extra = [{"full_heads": heads} for heads in grid.full_heads]
-    elif op == ROWS_OP:
-        extra = [{"rows": rows, "mask": grid.mask} for rows in grid.rows]
-    for context, batch, budget, params in product(contexts, grid.batches, budgets, extra):
+    extra: list[dict[str, Any]] = [{"rows": rows, "mask": grid.mask} for rows in grid.rows if op == ROWS_OP]
+    extra += [{"full_heads": heads} for heads in grid.full_heads if "full_heads" in needs]
+    for context, batch, budget, params in product(contexts, grid.batches, budgets, extra or [{}]):
         # Rows of several widths are methods of their own in tables.
         name = f"{op}{params['rows']}{'_tree' * (grid.mask == 'tree')}" if op == ROWS_OP else op
         for variant in (OURS, *PEERS[op]):

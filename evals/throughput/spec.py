@@ -160,20 +160,19 @@ class Grid(typed.Part):
         for key in values:
             if key in cls.__dataclass_fields__ and key not in (*_TAKES[bench], "bench", "model", "batches", "rounds"):
                 raise typed.wrong(f"is no key of bench {bench}, which takes {', '.join(_TAKES[bench])}", key)
-        needed = ("contexts", "rows", "models", *(("budgets",) if bench in SHARED_JOBS else ()))
-        for key in needed if bench != KERNELS else ():
+        if bench == KERNELS:
+            missing = {op: [key for key in needs if not values.get(key)] for op, needs in OPS.items()}
+            for op in values.get("ops") or ():
+                if missing.get(op):
+                    raise typed.wrong(f"is missing; {op} is timed at its sizes", missing[op][0])
+            return {"ops": [op for op, keys in missing.items() if not keys], **values}
+        for key in ("contexts", "rows", "models", *(("budgets",) if bench in SHARED_JOBS else ())):
             if key in _TAKES[bench] and not values.get(key):
                 raise typed.wrong("is missing", key)
         if bench == OWN_CHOICES and isinstance(models := values["models"], Mapping):
             typed.require_known("variant", [FULL], models, "models")
             return {**values, "model": models[FULL], "variants": list(models)}
-        if bench != KERNELS:
-            return values
-        missing = {op: [key for key in needs if not values.get(key)] for op, needs in OPS.items()}
-        for op in values.get("ops") or ():
-            if missing.get(op):
-                raise typed.wrong(f"is missing; {op} is timed at its sizes", missing[op][0])
-        return {"ops": [op for op, keys in missing.items() if not keys], **values}
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> Grid:
