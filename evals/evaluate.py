@@ -22,11 +22,9 @@ from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.gate import Gate, attempt, gate_folder, status_of
-from longdecode.evals.manifest import seal
 from longdecode.evals.quality_job import QualityJob, Variant
 from longdecode.evals.records import Cell, Status
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.store import results_root
 from longdecode.evals.tasks.base import Sample, Task
 from longdecode.methods.registry import get_method
 
@@ -65,7 +63,6 @@ def evaluate_suite(
         _Evaluation(job, variants).run()
         for variant in variants.values():
             variant.store.finish()
-        seal(results_root(next(iter(outputs.values()))), outputs.values())
 
 
 class _Shared(NamedTuple):

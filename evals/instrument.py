@@ -14,7 +14,6 @@ import pandas as pd
 
 from longdecode.engine.errors import GateError
 from longdecode.evals.budgets import token_share
-from longdecode.evals.manifest import seal
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, record_files
 from longdecode.evals.specs import InstrumentSpec
@@ -63,7 +62,6 @@ def check_instrument(config: RunConfig, records_dir: Path, output: Path) -> None
     failed = [check for check in checks if check["outcome"] == "failed"]
     content = {"passed": not failed, "thresholds": asdict(config.instrument), "checks": checks}
     write_text(output, json.dumps(content, indent=1) + "\n")
-    seal(output.parent, [output])
     if failed:
         lines = [f"  {c['model']}: {c['name']}: {c['requires']}; got {c['numbers']}" for c in failed]
         raise GateError("\n".join([f"{len(failed)} instrument checks failed (see {output}):", *lines]))

@@ -64,19 +64,14 @@ class Store(Generic[C, R]):
         cells: all cells, in the order of the final table; known records of other cells are left out.
         fingerprint: of a cell today; known records with another one are left out, and all where it is ``None``.
         samples: number of records that complete a cell.
-        wanted: the cells to run now, all by default; the others keep what is known of them.
-        on_add: called with each record once it is on disk.
     """
 
     def __init__(
         self, output: Path, kind: type[R], cells: Sequence[C], fingerprint: Callable[[C], Fingerprint | None], *,
-        samples: Callable[[C], int] = lambda cell: 1, wanted: Iterable[C] | None = None,
-        on_add: Callable[[R], object] = lambda record: None,
+        samples: Callable[[C], int] = lambda cell: 1,
     ):  # fmt: skip
         self.output, self.kind, self.cells = output, kind, tuple(cells)
-        self.fresh: list[R] = []
-        self._fingerprint, self._samples, self._on_add = fingerprint, samples, on_add
-        self._wanted = {cell.key for cell in (cells if wanted is None else wanted)}
+        self._fingerprint, self._samples = fingerprint, samples
         self._done: dict[Key, dict[int, R]] = {cell.key: {} for cell in cells}
         self._journal = journal_path(output)
         self._lock = FileLock(self._journal.with_name(self._journal.name + ".lock"))
@@ -119,8 +114,8 @@ class Store(Generic[C, R]):
         return frozenset() if -1 in done else frozenset(indices) - done.keys()
 
     def open(self, cells: Iterable[C]) -> list[C]:
-        """Return those of the cells that are wanted and lack a record."""
-        return [cell for cell in cells if cell.key in self._wanted and self.missing(cell, range(self._samples(cell)))]
+        """Return those of the cells that lack a record."""
+        return [cell for cell in cells if self.missing(cell, range(self._samples(cell)))]
 
     def of(self, cell: C) -> list[R]:
         """Return the records of a cell: the one that closed it, or its samples by number."""
@@ -139,8 +134,6 @@ class Store(Generic[C, R]):
         self._append(f"{_digest(text.encode())} {text}\n".encode())
         for record in records:
             self._done[record.key][record.index] = record
-            self.fresh.append(record)
-            self._on_add(record)
 
     def finish(self) -> None:
         """Write all records in the order of the cells, with a copy, and remove the journal."""

@@ -5,7 +5,7 @@ A benchmark is a ``Bench``: it lists its cells and prepares the case of each, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any, TypeVar
@@ -192,16 +192,17 @@ class Bench:
         found: T = self._shared[key]
         return found
 
-    def time(self, store: SpeedStore, gate: Gate) -> None:
-        """Time every open cell, place by place; one that cannot run ends as a status and the rest goes on."""
-        self.start(store.open(store.cells))
+    def time(self, cells: Sequence[SpeedCell], store: SpeedStore, gate: Gate) -> Iterator[SpeedRecord]:
+        """Time cells place by place and yield each stored record; one that cannot run ends as a status."""
+        self.start(cells)
         places: dict[Any, list[SpeedCell]] = {}
-        for cell in store.cells:
+        for cell in cells:
             places.setdefault(self.place(cell), []).append(cell)
-        for cells in places.values():
-            for cell in store.open(cells):
-                record, status, reason = attempt(partial(self._timed, cell, gate), self.device)
-                store.add(record or self._record(cell, status=status, reason=reason))
+        for members in places.values():
+            for cell in members:
+                made, status, reason = attempt(partial(self._timed, cell, gate), self.device)
+                store.add(record := made or self._record(cell, status=status, reason=reason))
+                yield record
                 free_memory(self.device)
             self._shared.clear()
             free_memory(self.device)

@@ -55,22 +55,22 @@ def measure_speed(run: RunConfig, name: str, output: Path, *, choose: Choose = l
     with lease_gpu(resolve_device(run.device), alone=True) as device:
         bench: Bench = _BENCHES.get(name, DecodeBench)(run, name, device)
         cells = list({cell.key: cell for cell in bench.cells()}.values())
-        wanted = filter(choose, cells)
-        with SpeedStore(
-            output, SpeedRecord, cells, lambda cell: bench.origin(cell).fingerprint, wanted=wanted, on_add=_tell
-        ) as store:
-            started, todo = time.monotonic(), store.open(cells)
+        with SpeedStore(output, SpeedRecord, cells, lambda cell: bench.origin(cell).fingerprint) as store:
+            started, todo = time.monotonic(), list(filter(choose, store.open(cells)))
+            fresh: list[SpeedRecord] = []
             print(f"{name}: {len(todo)} of {len(cells)} cells to time", file=sys.stderr, flush=True)
             if todo:
                 # What is loaded by now stays; collecting it over and over between cells would take longer than timing.
                 gc.collect()
                 gc.freeze()
                 bench.guard.wait(idle=True)
-                bench.time(store, Gate(run, device, gate_folder(output)))
+                for record in bench.time(todo, store, Gate(run, device, gate_folder(output))):
+                    _tell(record)
+                    fresh.append(record)
             store.finish()
             seal(results_root(output), [output])
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-            return store.fresh
+            return fresh
 
 
 def _tell(record: SpeedRecord) -> None:

@@ -88,7 +88,7 @@ def test_a_job_resumes_from_its_journal_and_ends_in_one_file(tmp_path: Path, rec
     write(output, records[:2])
     write(output, records[2:])
     with store(output, samples=4) as opened:
-        assert opened.of(CELL) == records and not opened.open([CELL]) and not opened.fresh
+        assert opened.of(CELL) == records and not opened.open([CELL])
         opened.finish()
     assert read_records(output, Record) == records == read(output) and not journal_path(output).exists()
     with store(output, samples=5) as opened:

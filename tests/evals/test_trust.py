@@ -48,8 +48,9 @@ def finished(tmp_path: Path, values: dict[str, Any]) -> Callable[..., tuple[Path
         for file in files:
             output = {file.variant: file.path(root / "records")}
             evaluate_suite(narrowed(config, file.suite, file.context), file.model, file.suite, output)
-        manifest.seal(root, [config_path])
-        return config_path, [file.path(root / "records") for file in files]
+        records = [file.path(root / "records") for file in files]
+        manifest.seal(root, [config_path, *records])
+        return config_path, records
 
     return run
 
