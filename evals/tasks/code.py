@@ -19,6 +19,7 @@ from longdecode.evals.tasks.base import Data, ReasoningTask, Sample, Score, Suit
 WINDOW = ("2024-08-01", "2025-02-01")
 """The part of release_v5 that DeepSeek-R1 and QwQ report: 279 problems."""
 DRAWS = 4
+NO_PROGRAM = Verdict(False, "no program", 0)
 FUNCTION_TOKENS = 1024
 """Most tokens of a greedy answer."""
 _BODY = re.compile(r"\s*^(?: {2,}|\t)\S", re.MULTILINE)
@@ -106,26 +107,24 @@ class CodeTask(ReasoningTask):
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Return 1 where the program passes every test, else 0."""
         verdict = mark(sample.meta, completion)
-        if verdict is None:
-            return Score(0.0, (), dict.fromkeys(("answered", "tests_passed", "timed_out", "over_memory"), 0.0))
         measures = {
-            "answered": 1.0, "tests_passed": float(verdict.tests_passed),
+            "answered": float(verdict != NO_PROGRAM), "tests_passed": float(verdict.tests_passed),
             "timed_out": float(verdict.cause == "timeout"), "over_memory": float(verdict.cause == "memory"),
         }  # fmt: skip
         return Score(float(verdict.passed), (), measures)
 
 
-def mark(problem: FunctionProblem | CodeProblem, completion: str) -> Verdict | None:
+def mark(problem: FunctionProblem | CodeProblem, completion: str) -> Verdict:
     """Run a completion's program on a problem's tests: the function asked for, or the program in the last closed block.
 
     Returns:
-        The verdict; ``None`` where there is no program.
+        The verdict; ``NO_PROGRAM`` where there is none to run.
     """
     if isinstance(problem, FunctionProblem):
         parts = problem.program(completion)
-        return None if parts is None else run_checks(parts, problem.checks)
+        return NO_PROGRAM if parts is None else run_checks(parts, problem.checks)
     code = extract_code(completion)
-    return None if code is None else run_tests(code, problem.function, problem.tests())
+    return NO_PROGRAM if code is None else run_tests(code, problem.function, problem.tests())
 
 
 def read_functions(name: str, source: Path | None) -> list[FunctionProblem]:
@@ -186,15 +185,14 @@ def _indented(body: str) -> str:
     return f"    {first}\n{rest}" if continued and not first[:1].isspace() else indent(dedent(body.strip("\n")), "    ")
 
 
-_ROWS: Mapping[str, tuple[Reader, int, int | None]] = {
-    **{name: (partial(read_functions, name), 1, FUNCTION_TOKENS) for name in ("humaneval", "mbpp", "mbpp_full")},
-    "livecodebench_v5": (partial(read_problems, window=WINDOW), DRAWS, None),
-    "livecodebench_v5_all": (read_problems, 1, None),
-}
-"""Of each task the reader, the draws, and the most tokens of a greedy answer."""
+_FUNCTIONS = {name: partial(read_functions, name) for name in ("humaneval", "mbpp", "mbpp_full")}
 SUITES: Mapping[str, Suite] = {
     "code": Suite(
-        {name: partial(CodeTask, *values) for name, values in _ROWS.items()},
+        {
+            **{name: partial(CodeTask, read, 1, FUNCTION_TOKENS) for name, read in _FUNCTIONS.items()},
+            "livecodebench_v5": partial(CodeTask, partial(read_problems, window=WINDOW), DRAWS, None),
+            "livecodebench_v5_all": partial(CodeTask, read_problems, 1, None),
+        },
         default=("humaneval", "mbpp", "livecodebench_v5"),
         data=("code",),
     )

@@ -22,7 +22,7 @@ from longdecode.evals.datasets.livecodebench import CodeTest
 from longdecode.evals.sandbox import Limits
 from longdecode.evals.scoring.code_tests import code_blocks, run_checks, run_tests
 from longdecode.evals.tasks import code
-from longdecode.evals.tasks.code import FunctionProblem, mark, read_functions
+from longdecode.evals.tasks.code import NO_PROGRAM, FunctionProblem, mark, read_functions
 from longdecode.evals.tasks.registry import get_task
 
 WHOLE = bool(os.environ.get("LONGDECODE_TEST_WHOLE"))
@@ -74,10 +74,10 @@ def test_reference_solutions_pass_and_early_exits_do_not(name: str, shared_data:
     failed = []
     for number, one in enumerate(read_functions(name, shared_data)[:: 1 if WHOLE else SETS[name] // 11]):
         verdict = mark(one, f"Like this:\n```python\n{one.stub}{one.reference}\n```\nDone.")
-        failed += [(one.task_id, verdict)] if verdict is None or not verdict.passed else []
+        failed += [(one.task_id, verdict)] if not verdict.passed else []
         if number % 12 == 0:
             body = mark(one, f"```python\ndef {one.names[0]}(*given, **named):\n    raise SystemExit(0)\n```")
-            assert body is not None and not body.passed
+            assert not body.passed
     assert failed == []
 
 
@@ -112,9 +112,9 @@ def test_a_function_is_found_however_it_is_written(tmp_path: Path) -> None:
         ("```python\ndef halve(n):\n    return n // 2\n```", False),
     ):
         verdict = mark(asked, completion)
-        assert verdict is not None and verdict.passed is passed, completion
+        assert verdict.passed is passed, completion
     for completion in ("", "I cannot.", "```python\n```", " Sure, half of n is n // 2."):
-        assert mark(asked, completion) is None, completion
+        assert mark(asked, completion) == NO_PROGRAM, completion
 
 
 @pytest.mark.usefixtures("contained")
@@ -124,8 +124,8 @@ def test_mbpp_s_set_up_comes_after_the_program_and_imports_before_its_checks(tmp
         assert asked.names == ("half",) and "assert half(" in asked.prompt and "Halve it." in asked.prompt
         right = mark(asked, "```python\ndef half(n):\n    return n // 2\n```")
         wrong = mark(asked, "```python\ndef half(n):\n    return n / 3\n```")
-        assert right is not None and right.passed and wrong is not None and wrong.cause == "failed"
-        assert mark(asked, "It is n // 2.") is None
+        assert right.passed and wrong.cause == "failed"
+        assert mark(asked, "It is n // 2.") == NO_PROGRAM
     loop = run_checks(("while True: pass",), "", Limits(cpu_seconds=1, wall_seconds=1.2))
     assert (loop.passed, loop.cause, loop.tests_passed) == (False, "timeout", 0)
 
