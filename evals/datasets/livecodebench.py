@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from longdecode.evals.config_values import read_yaml
 from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows
 
 MOST_TEST_BYTES = 1 << 30
 """Most bytes that one problem's tests may take unpacked."""
 _RELEASE = SOURCES["livecodebench"]
-_PROMPT: Mapping[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_PROMPT: Mapping[str, str] = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.config_values import read_yaml
 
 FROM_HUB = "hub"
 """Value of a ``data`` key to have every set fetched from its own repository of the hub."""
@@ -159,7 +158,7 @@ class Row:
 
 SOURCES: Mapping[str, DataSet] = {
     name: DataSet(**{**values, "files": tuple(values.get("files", ()))})
-    for name, values in yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text(encoding="utf-8")).items()
+    for name, values in read_yaml(Path(__file__).with_name("sources.yaml")).items()
 }
 """Places of all sets."""
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
+from longdecode.evals.config_values import read_yaml
 from longdecode.evals.generators.prose import Episode, distinct, hide, word
 
 Variant = Literal["single", "multikey", "two_hop"]
@@ -91,7 +90,7 @@ class Wording:
 
 BYTES, WORDS = (
     Wording(**values, make_key=letters if name == "bytes" else two_words)
-    for name, values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items()
+    for name, values in read_yaml(Path(__file__).with_suffix(".yaml")).items()
 )
 
 

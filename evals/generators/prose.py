@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
+from longdecode.evals.config_values import read_yaml
 
-WORDS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+WORDS: dict[str, list[str]] = read_yaml(Path(__file__).with_name("words.yaml"))
 """Words by kind; those of RULER's keys are lists of their own."""
 
 Filler = Callable[[random.Random, int], str]

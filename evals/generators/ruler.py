@@ -19,13 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from longdecode.evals.config_values import read_yaml
 from longdecode.evals.generators.prose import Episode, distinct, word
 
-TEMPLATES: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("ruler.yaml").read_text(encoding="utf-8")
-)
+TEMPLATES: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("ruler.yaml"))
 """Texts of each kind of task, with ``{...}`` for what a question fills in, and the tokens that it may generate."""
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 HOPS = 4

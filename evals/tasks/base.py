@@ -91,15 +91,15 @@ class Task(ABC):
     against_full: bool = False
     full_top_tokens: int = 0
     question: Question | None = None
+    code_module: str = ""
+    """Dotted name of the module that defines the task."""
+
+    def __init_subclass__(cls) -> None:
+        cls.code_module = cls.__module__
 
     def __init__(self, data: Data | None = None):
         """Keep the places of real data."""
         self.data = data or {}
-
-    @property
-    def code_module(self) -> str:
-        """Dotted name of the module that defines the task."""
-        return type(self).__module__
 
     @abstractmethod
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
@@ -190,11 +190,6 @@ class Reasked(Task):
         self.question = question
         self.task = task
         self.made = made
-
-    @property
-    def code_module(self) -> str:
-        """Dotted name of the module that defines the task itself."""
-        return self.task.code_module
 
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
         """Make the task's samples and move their questions; raises as the task does.

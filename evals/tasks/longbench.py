@@ -14,10 +14,9 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import yaml
-
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
+from longdecode.evals.config_values import read_yaml
 from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows, read_rows
 from longdecode.evals.scoring.longbench import first_line, score_answers
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
@@ -54,8 +53,7 @@ class LongBenchProtocol:
 
 
 PROTOCOLS: Mapping[str, LongBenchProtocol] = {
-    name: LongBenchProtocol(**values)
-    for name, values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items()
+    name: LongBenchProtocol(**values) for name, values in read_yaml(Path(__file__).with_suffix(".yaml")).items()
 }
 """The protocol of every data set: LongBench v1's in its order, then v2's."""
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import yaml
-
+from longdecode.evals.config_values import read_yaml
 from longdecode.evals.datasets import reader
 from longdecode.evals.datasets.reader import SOURCES, DataSet, Row
 from longdecode.evals.scoring.longgenbench import marks_by_number, original_marks, scope_marks
@@ -23,7 +22,7 @@ SIZES = (15, 30, 45)
 MOST_NEW_TOKENS = 8192
 """Most tokens of a generation: 45 answers of GSM8K take 5,000 to 6,000, over the original's limit of 4,096."""
 SETS = {name: SOURCES[f"longgenbench_{name}"] for name in ("gsm8k", "mmlu", "csqa")}
-_TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_TEXTS = read_yaml(Path(__file__).with_suffix(".yaml"))
 _MMLU_DEMOS = ("LongGenBench_MMLU_prompt.json", "LongGenBench_MMLU_prompt/LongGenBench_prompt.json")
 LETTERS = "ABCDE"
 _GOLD = re.compile(r"-?[\d,]*\.?\d+")

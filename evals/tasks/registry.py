@@ -15,15 +15,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from longdecode.engine.errors import ConfigError, unknown_name
 from longdecode.engine.plugins import PluginRoom
+from longdecode.evals.config_values import read_yaml
 from longdecode.evals.tasks.base import Data, Question, Reasked, Suite, Task
 
-_OWN: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8")
-)
+_OWN: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("suites.yaml"))
 """Module, protocol and sentences of each suite of this room."""
 _PROTOCOLS: Mapping[Question, str] = {
     "decoded": "The question is decoded through the method.",
@@ -143,7 +140,7 @@ def describe(suite: str) -> Mapping[str, Any]:
     path = SUITES.find(own) / "description.yaml"
     words: Mapping[str, Any] = _OWN.get(own, {})
     if path.is_file():
-        words = yaml.safe_load(path.read_text(encoding="utf-8"))
+        words = read_yaml(path)
     if question is None or "summary" not in words:
         return words
     ending = "" if suite == own else f"_{question}"
@@ -157,8 +154,9 @@ def _find(name: str) -> tuple[str, Suite]:
         raise ConfigError(SUITES.unknown(name))
     own, question = names[name]
     suite = _load(own)
-    is_own = question is None or suite.question == question
-    return own, suite if is_own else _under(suite, cast(Question, question))
+    if question is None or question == suite.question:
+        return own, suite
+    return own, _under(suite, question)
 
 
 def _load(own: str) -> Suite:

@@ -13,10 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
+from longdecode.evals.config_values import read_yaml
 from longdecode.evals.datasets.reader import SOURCES, read_json, read_text
 from longdecode.evals.generators import ruler as make
 from longdecode.evals.generators.prose import Episode
@@ -26,8 +25,7 @@ from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context, largest_fitting
 
 NIAH_TASKS: Mapping[str, NiahSpec] = {
-    name: NiahSpec(**values)
-    for name, values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items()
+    name: NiahSpec(**values) for name, values in read_yaml(Path(__file__).with_suffix(".yaml")).items()
 }
 _DATA_SETS = {"qa_1": "squad", "qa_2": "hotpotqa"}
 RULER_TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", *_DATA_SETS)
