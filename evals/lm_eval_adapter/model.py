@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from typing import Annotated, Any
 
 import torch
@@ -213,17 +214,11 @@ class LongDecodeLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return log-likelihoods of whole texts, each token decoded through the method: a step a token."""
-        pairs: list[Pair] = []
-        owners: list[int] = []
-        for index, instance in enumerate(requests):
-            ids = self.tok_encode(instance.args[0], add_special_tokens=False)
-            windows = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
-            found = [(("", ""), *make_disjoint_window(window)) for window in windows]
-            pairs += found
-            owners += [index] * len(found)
-        sums = [0.0] * len(requests)
-        for index, (logprob, _) in zip(owners, self._loglikelihood_tokens(pairs, disable_tqdm), strict=True):
-            sums[index] += logprob
+        texts = [self.tok_encode(instance.args[0], add_special_tokens=False) for instance in requests]
+        windows = [[*get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)] for ids in texts]
+        pairs: list[Pair] = [(("", ""), *make_disjoint_window(window)) for own in windows for window in own]
+        scored = iter(self._loglikelihood_tokens(pairs, disable_tqdm))
+        sums = [sum((logprob for logprob, _ in islice(scored, len(own))), 0.0) for own in windows]
         for instance, total in zip(requests, sums, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", instance.args, total)
         return sums
@@ -245,26 +240,26 @@ class LongDecodeLM(TemplateLM):
 
     def _continued(self, context: str | Sequence[int], asked: Generation, index: int) -> Request:
         """Return the request of a generation; the context's beginning is dropped where both do not fit."""
-        room = self.max_length - asked.max_new_tokens
-        if room < 1:
-            raise ContextLimitError(f"{asked.max_new_tokens} tokens to generate in a context of {self.max_length}")
+        tokens = asked.max_new_tokens
         ids = self.tok_encode(context) if isinstance(context, str) else context
-        prompt, forced = self._split((ids or [self.prefix_token_id])[-room:])
+        own = ids or [self.prefix_token_id]
+        prompt, forced = self._split(own, self.max_length - tokens, f"{tokens} tokens to generate")
         stops = {token for text in asked.until if (token := self.text.sole_token(text)) is not None}
         noise = int.from_bytes(hashlib.sha256(f"{self.options.seed}/{index}".encode()).digest()[:4], "big")
-        return Request(prompt, asked.max_new_tokens, forced, self._eos_ids | stops, noise)
+        return Request(prompt, tokens, forced, self._eos_ids | stops, noise)
 
     def _forced(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
         room = self.max_length + 1 - len(continuation)  # the last token of all is scored, not read
-        if room < 1:
-            raise ContextLimitError(f"a continuation of {len(continuation)} tokens in a context of {self.max_length}")
-        prompt, forced = self._split(list(context)[-room:])
+        prompt, forced = self._split(context, room, f"a continuation of {len(continuation)} tokens")
         return Request(prompt, 0, forced + tuple(continuation))
 
-    def _split(self, context: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Split a context into what is prefilled, one token at least, and what the method decodes."""
-        cut = max(1, len(context) - self.options.decoded_context)
-        return tuple(context[:cut]), tuple(context[cut:])
+    def _split(self, context: Sequence[int], room: int, what: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Split the end of a context, before ``what``, into what is prefilled, one token at least, and decoded."""
+        if room < 1:
+            raise ContextLimitError(f"{what} in a context of {self.max_length}")
+        kept = tuple(context[-room:])
+        cut = max(1, len(kept) - self.options.decoded_context)
+        return kept[:cut], kept[cut:]
 
     @torch.no_grad()
     def _run(
