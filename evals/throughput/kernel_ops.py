@@ -45,7 +45,7 @@ class Size:
     dtype: torch.dtype
     full_heads: int = 0
     rows: int = 1
-    tree: bool = False
+    mask: str = "causal"
 
     def smaller(self) -> Size:
         """Return a size for the correctness gate, no larger in any direction."""
@@ -139,16 +139,13 @@ def make_op(name: str, size: Size) -> Op:
 
 def _attention(size: Size) -> Op:
     """Dense attention of the last rows over the whole context, causal or in a tree; the cache is read once for all."""
-    if size.rows == 1:
-        return Op(lambda: _cache(size), _dense, _cache_bytes(size))
-    mask = random_tree(size.rows, size.device)[0] if size.tree else None
-    shape = (size.batch, size.config.num_heads, size.rows, size.config.head_dim)
-    params = {"rows": size.rows, "mask": "tree" if size.tree else "causal"}
-    return Op(lambda: _cache(size) | {"q": size.normal(*shape), "mask": mask}, _dense, _cache_bytes(size), params)
+    mask = random_tree(size.rows, size.device)[0] if size.mask == "tree" else None
+    params = {"rows": size.rows, "mask": size.mask} if size.rows > 1 else {}
 
+    def ours(x: Inputs) -> Tensor:
+        return decode_attention(x["q"], x["k"], x["v"], x["lengths"], mask=mask)[0]
 
-def _dense(x: Inputs) -> Tensor:
-    return decode_attention(x["q"], x["k"], x["v"], x["lengths"], mask=x.get("mask"))[0]
+    return Op(lambda: _cache(size) | {"mask": mask}, ours, _cache_bytes(size), params)
 
 
 def _listed(size: Size, block: int) -> Op:
@@ -243,7 +240,7 @@ def _cache(size: Size) -> Inputs:
     """Return one layer's queries, cache and lengths; every row is filled."""
     config = size.config
     stored = {name: size.normal(size.batch, config.num_kv_heads, size.context, config.head_dim) for name in ("k", "v")}
-    query = size.normal(size.batch, config.num_heads, 1, config.head_dim)
+    query = size.normal(size.batch, config.num_heads, size.rows, config.head_dim)
     return stored | {"q": query, "lengths": size.whole(size.batch, value=size.context)}
 
 

@@ -120,11 +120,8 @@ class KernelBench(Bench):
         return long_enough(case, self.clock, CASE_US)
 
     def _size(self, cell: SpeedCell) -> Size:
-        params = cell.params
-        return Size(
-            shape_config(cell.grid.model), cell.context, cell.batch, cell.budget_tokens, self.device, self.dtype,
-            params.get("full_heads", 0), params.get("rows", 1), params.get("mask") == "tree",
-        )  # fmt: skip
+        sizes, config = (cell.context, cell.batch, cell.budget_tokens), shape_config(cell.grid.model)
+        return Size(config, *sizes, self.device, self.dtype, **cell.params)
 
 
 def _cells(grid: Grid, op: str) -> Iterator[SpeedCell]:

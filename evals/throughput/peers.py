@@ -31,7 +31,7 @@ def flash(size: Size, x: Inputs) -> Call:
 
     The query heads of a group are the rows of their KV head, which reads each key once whatever torch does with groups.
     """
-    if size.tree:
+    if size.mask == "tree":
         raise UnsupportedCellError("torch's flash attention takes no tree mask")
     if size.rows == 1:
         return _sdpa(SDPBackend.FLASH_ATTENTION, x | {"q": fold_group(x["q"], x["k"].shape[1])})
@@ -133,15 +133,15 @@ def flashinfer_sparse(size: Size, x: Inputs) -> Call:
 
 def flashinfer_rows(size: Size, x: Inputs) -> Call:
     """Set up prefill attention of several rows a request over all its pages, causal or under a mask of all keys."""
-    pages, batch = size.context // PAGE, size.batch
+    pages, batch, tree = size.context // PAGE, size.batch, size.mask == "tree"
     first = torch.arange(batch + 1, device=size.device, dtype=torch.int32)
     indices = torch.arange(batch * pages, device=size.device, dtype=torch.int32)
     last = torch.full((batch,), PAGE, device=size.device, dtype=torch.int32)
     wrapper = flashinfer().BatchPrefillWithPagedKVCacheWrapper(_workspace(size.device), "NHD")
     wrapper.plan(
         first * size.rows, first * pages, indices, last, size.config.num_heads, size.config.num_kv_heads,
-        size.config.head_dim, PAGE, custom_mask=whole_mask(x).flatten().repeat(batch) if size.tree else None,
-        causal=not size.tree, q_data_type=size.dtype, kv_data_type=size.dtype,
+        size.config.head_dim, PAGE, custom_mask=whole_mask(x).flatten().repeat(batch) if tree else None,
+        causal=not tree, q_data_type=size.dtype, kv_data_type=size.dtype,
     )  # fmt: skip
     kv, queries = (_paged(x["k"]), _paged(x["v"])), x["q"].transpose(1, 2).flatten(0, 1).contiguous()
     return lambda: wrapper.run(queries, kv).unflatten(0, (batch, -1)).transpose(1, 2).contiguous()

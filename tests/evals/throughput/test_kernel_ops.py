@@ -37,7 +37,10 @@ def size_of(context: int = 512, batch: int = 2, budget: int | None = 64, **sizes
 
 CASES = [
     *((op, size_of(full_heads=int(op == "hybrid_attention"))) for op in OPS if op != "decode_attention_rows"),
-    *(("decode_attention_rows", size_of(rows=rows, tree=tree)) for rows, tree in ((2, False), (41, False), (41, True))),
+    *(
+        ("decode_attention_rows", size_of(rows=rows, mask=mask))
+        for rows, mask in ((2, "causal"), (41, "causal"), (41, "tree"))
+    ),
 ]
 
 
@@ -49,7 +52,7 @@ def test_every_op_passes_its_gate_and_agrees_with_its_peers(op: str, size: Size,
     inputs = made.draw()
     mine = made.ours(inputs)
     for label, peer in PEERS[op].items():
-        if label in ("flashinfer", "torch_cudnn") or (label == "torch_flash" and size.tree):
+        if label in ("flashinfer", "torch_cudnn") or (label == "torch_flash" and size.mask == "tree"):
             with pytest.raises(UnsupportedCellError, match=r"CUDA|tree mask"):
                 peer(size, inputs)
             continue
@@ -157,7 +160,7 @@ def test_rows_see_the_prefix_and_their_own_part_of_the_block(seed: int) -> None:
     assert mask.diagonal().all() and not mask.triu(1).any() and depths[0] == 0
     for node in range(1, 41):
         assert mask[node, :node].equal(mask[parents[node], :node]) and depths[node] == depths[parents[node]] + 1
-    op = make_op("decode_attention_rows", size_of(rows=41, tree=True))
+    op = make_op("decode_attention_rows", size_of(rows=41, mask="tree"))
     x = op.draw()
     visible = whole_mask(x)
     assert visible.shape == (41, 512) and visible[:, :471].all() and visible[:, 471:].equal(mask)
@@ -269,7 +272,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("decode_attention", {}), ("sparse_decode_attention", {}), ("sparse_decode_attention_tokens", {}),
         ("topk_select", {}), ("hybrid_attention", {"full_heads": 4, "budget": 64}),
-        ("decode_attention_rows", {"rows": 8}), ("decode_attention_rows", {"rows": 41, "tree": True}),
+        ("decode_attention_rows", {"rows": 8}), ("decode_attention_rows", {"rows": 41, "mask": "tree"}),
     ],
 )  # fmt: skip
 def test_flashinfer_gets_the_same_to_do(library: None, op: str, sizes: dict[str, Any], seed: int) -> None:
