@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from longdecode.engine.errors import GateError
 from longdecode.evals.budgets import token_share
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, record_files
@@ -46,10 +45,7 @@ def check_instrument(config: RunConfig, records_dir: Path, output: Path) -> None
     Args:
         config: the run; thresholds are under its key ``instrument``.
         records_dir: folder of the run's parquet files.
-        output: the JSON file, written whole or not at all, whether or not checks fail.
-
-    Raises:
-        GateError: a check failed; the message lists each failure with its numbers.
+        output: the JSON file, written whether or not checks fail; the report's stage ends a run where one did.
     """
     # Earlier configurations of the profile may have left records of variants or suites that this one no longer has.
     paths = [file.path(records_dir) for file in record_files(config)]
@@ -59,12 +55,9 @@ def check_instrument(config: RunConfig, records_dir: Path, output: Path) -> None
         for model in config.models
         for check in run_checks(config.instrument, [r for r in records if r.model == model])
     ]
-    failed = [check for check in checks if check["outcome"] == "failed"]
-    content = {"passed": not failed, "thresholds": asdict(config.instrument), "checks": checks}
+    passed = all(check["outcome"] != "failed" for check in checks)
+    content = {"passed": passed, "thresholds": asdict(config.instrument), "checks": checks}
     write_text(output, json.dumps(content, indent=1) + "\n")
-    if failed:
-        lines = [f"  {c['model']}: {c['name']}: {c['requires']}; got {c['numbers']}" for c in failed]
-        raise GateError("\n".join([f"{len(failed)} instrument checks failed (see {output}):", *lines]))
 
 
 def run_checks(spec: InstrumentSpec, records: Sequence[Record]) -> list[Check]:

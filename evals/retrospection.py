@@ -15,7 +15,7 @@ from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import device_name, resolve_device
-from longdecode.engine.errors import ConfigError, refuse_unknown
+from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.kv_cache import DenseCache
@@ -80,14 +80,13 @@ class PageChoices:
 
 
 def measure_retrospection(config: RunConfig, model: str, output: Path) -> None:
-    """Write the table of one model.
+    """Write the table of one of the models that the configuration names for it.
 
     Raises:
-        ConfigError: the configuration asks for none, or none of its variants is Quest.
+        ConfigError: none of the variants is Quest.
         LongDecodeError: the model cannot be loaded, or a task does not fit it.
     """
     spec = config.retrospection
-    refuse_unknown(f"{config.source}: retrospection", "model", [model], spec.models)
     rows: list[tuple[object, ...]] = []
     spread = Spread(config.confidence, RESAMPLES, config.seed)
     with lease_gpu(resolve_device(config.device)) as target:

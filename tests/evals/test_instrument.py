@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from longdecode.engine.errors import GateError
+from longdecode.evals import manifest
 from longdecode.evals.instrument import Check, check_instrument, run_checks
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.specs import InstrumentSpec
 from longdecode.evals.store import write_records
 from longdecode.evals.tasks.registry import suite_tasks
+from longdecode.reporting.build import build_checked
 
 Maker = Callable[..., Record]
 CONTEXTS = (2048, 4096)
@@ -113,7 +115,7 @@ def write_all(folder: Path, records: list[Record]) -> None:
         write_records(folder / "tiny" / label / f"{suite}.parquet", own, Record)
 
 
-def test_the_outcome_is_written_whether_or_not_checks_fail(
+def test_the_outcome_is_written_whether_or_not_checks_fail_and_a_failure_ends_the_report(
     records: list[Record], config_values: dict[str, Any], tmp_path: Path
 ) -> None:
     config = build_run_config(config_values, "c")
@@ -123,10 +125,12 @@ def test_the_outcome_is_written_whether_or_not_checks_fail(
     assert json.loads(output.read_text())["passed"] is True
     bad = changed(records, {"variant": "streaming", "context": 4096}, score=0.75)
     write_all(tmp_path / "records", bad)
-    with pytest.raises(GateError, match=r"tiny: streaming_fails/4096: .*0\.75"):
-        check_instrument(config, tmp_path / "records", output)
+    check_instrument(config, tmp_path / "records", output)
+    manifest.seal(output.parent, [output])
+    with pytest.raises(GateError, match=r"streaming_fails/4096: .*0\.75"):
+        build_checked(output.parent, tmp_path / "report", [output])
     written = json.loads(output.read_text())
-    assert written["passed"] is False
+    assert written["passed"] is False and not (tmp_path / "report").exists()
     failed = [check for check in written["checks"] if check["outcome"] == "failed"]
     assert [(check["model"], check["numbers"]["score"]) for check in failed] == [("tiny", 0.75)]
     assert set(Check.__dataclass_fields__) | {"model"} == failed[0].keys()
