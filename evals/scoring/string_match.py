@@ -1,8 +1,8 @@
 """Marks of short answers by what stands in a completion: RULER's as it stands, HELMET's normalized.
 
-Source: github NVIDIA/RULER, scripts/eval/synthetic/constants.py (string_match_all, string_match_part); github
-princeton-nlp/HELMET, utils.py (substring_exact_match). HELMET marks the text behind the answer's cue too and takes the
-better mark; that text is a part of the completion, so that its mark is never better.
+Source: github NVIDIA/RULER, scripts/eval/synthetic/constants.py (string_match_all, whose largest mark is
+string_match_part); github princeton-nlp/HELMET, utils.py (substring_exact_match). HELMET marks the text behind the
+answer's cue too and takes the better mark; that text is a part of the completion, so that its mark is never better.
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ def string_match_all(completion: str, references: Sequence[str]) -> tuple[float,
     """One mark a reference: whether it stands in the completion, in any case of letters."""
     said = completion.lower()
     return tuple(float(reference.lower() in said) for reference in references)
-
-
-def string_match_part(completion: str, references: Sequence[str]) -> float:
-    """Return true where any reference stands in the completion, in any case of letters."""
-    return max(string_match_all(completion, references), default=0.0)
 
 
 def substring_exact_match(completion: str, reference: str) -> float:

@@ -20,7 +20,7 @@ from longdecode.evals.datasets.reader import SOURCES, read_json, read_text
 from longdecode.evals.generators import ruler as make
 from longdecode.evals.generators.prose import Episode
 from longdecode.evals.generators.ruler import DocumentQuestion, NiahSpec
-from longdecode.evals.scoring.string_match import string_match_all, string_match_part
+from longdecode.evals.scoring.string_match import string_match_all
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context, largest_fitting
 
@@ -85,10 +85,8 @@ class Ruler(Task):
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Return the share of references that stand in the completion; of document questions, whether any does."""
-        if self.ruler_kind in _DATA_SETS:
-            return Score(string_match_part(completion, sample.meta))
         parts = string_match_all(completion, sample.meta)
-        return Score(fmean(parts), parts)
+        return Score(max(parts)) if self.ruler_kind in _DATA_SETS else Score(fmean(parts), parts)
 
     def _makes(self, context_tokens: int, count: int, tokenizer: TextTokenizer) -> tuple[Sequence[Make], int]:
         """Return one generator a sample, and the smallest haystack it takes."""
