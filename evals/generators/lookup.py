@@ -12,23 +12,17 @@ space and reads the same everywhere.
 from __future__ import annotations
 
 import random
-import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from longdecode.evals.config_values import read_yaml
-from longdecode.evals.generators.prose import Episode, distinct, hide, word
+from longdecode.evals.generators.prose import Episode, distinct, hide, letters, word
 
 Variant = Literal["single", "multikey", "two_hop"]
 
 MAX_RECORDS = 96
-
-
-def letters(rng: random.Random) -> str:
-    """Return four random letters."""
-    return "".join(rng.choices(string.ascii_lowercase, k=4))
 
 
 def two_words(rng: random.Random) -> str:

@@ -32,10 +32,9 @@ _STATEMENTS = [
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One fact as a text states it: where its value starts, and where its sentence ends."""
+    """One fact, a person and an attribute, as a text states it: where its value starts, and its sentence ends."""
 
-    person: str
-    attribute: str
+    fact: tuple[str, str]
     value: str
     start: int
     end: int
@@ -45,18 +44,17 @@ def narrative(rng: random.Random, total_bytes: int, cast: int = PEOPLE) -> str:
     """Tell of ``cast`` people in exactly ``total_bytes`` bytes."""
     facts = _cast(rng, cast)
     people = sorted({person for person, _ in facts})
-    parts: list[str] = []
-    size = 0
-    while size < total_bytes:
-        parts.append(_telling(rng, facts, people) if rng.random() >= _FILLER_SHARE else prose.sentence(rng))
-        size += len(parts[-1])
-    return "".join(parts)[:total_bytes]
+
+    def tell() -> str:
+        return _telling(rng, facts, people) if rng.random() >= _FILLER_SHARE else prose.sentence(rng)
+
+    return prose.at_least(total_bytes, tell)[:total_bytes]
 
 
 def statements(text: str) -> list[Statement]:
     """Return every fact that a text states in a whole sentence, in order."""
     found = [
-        Statement(match[1], attribute, match[2], match.start(2), match.end())
+        Statement((match[1], attribute), match[2], match.start(2), match.end())
         for attribute, pattern in _STATEMENTS
         for match in pattern.finditer(text)
     ]
@@ -81,10 +79,9 @@ def _again(text: str) -> Iterator[tuple[Statement, str]]:
     """Yield each statement of a fact told before, with the value of the first telling."""
     told: dict[tuple[str, str], str] = {}
     for statement in statements(text):
-        fact = (statement.person, statement.attribute)
-        if fact in told:
-            yield statement, told[fact]
-        told.setdefault(fact, statement.value)
+        if statement.fact in told:
+            yield statement, told[statement.fact]
+        told.setdefault(statement.fact, statement.value)
 
 
 def _cast(rng: random.Random, size: int) -> dict[tuple[str, str], str]:

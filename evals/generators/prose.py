@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,11 @@ def word(rng: random.Random, kind: str) -> str:
     return rng.choice(WORDS[kind])
 
 
+def letters(rng: random.Random, count: int = 4, alphabet: str = string.ascii_lowercase) -> str:
+    """Return random letters."""
+    return "".join(rng.choices(alphabet, k=count))
+
+
 def sentence(rng: random.Random) -> str:
     """Return one sentence that states nothing worth remembering, with its trailing space."""
     drawn = [word(rng, kind) for kind in ("adjectives", "nouns", "verbs", "places", "nouns")]
@@ -52,14 +58,20 @@ def sentence(rng: random.Random) -> str:
     return f"{core[0].upper()}{core[1:]}. "
 
 
-def filler(rng: random.Random, length: int) -> str:
-    """Return exactly ``length`` bytes of filler; the first sentence is cut at its front so that the end is whole."""
+def at_least(length: int, make: Callable[[], str]) -> str:
+    """Join texts of ``make`` until they have ``length`` bytes."""
     parts: list[str] = []
     size = 0
     while size < length:
-        parts.append(sentence(rng))
+        parts.append(make())
         size += len(parts[-1])
-    return "".join(parts)[size - length :]
+    return "".join(parts)
+
+
+def filler(rng: random.Random, length: int) -> str:
+    """Return exactly ``length`` bytes of filler; the first sentence is cut at its front so that the end is whole."""
+    text = at_least(length, lambda: sentence(rng))
+    return text[len(text) - length :]
 
 
 def proper_name(rng: random.Random) -> str:

@@ -16,11 +16,12 @@ import string
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from longdecode.evals.config_values import read_yaml
-from longdecode.evals.generators.prose import Episode, distinct, word
+from longdecode.evals.generators.prose import Episode, distinct, letters, word
 
 TEMPLATES: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("ruler.yaml"))
 """Texts of each kind of task, with ``{...}`` for what a question fills in, and the tokens that it may generate."""
@@ -106,9 +107,9 @@ def variable_tracking(rng: random.Random, size: int, example_size: int) -> Episo
     return replace(question, prompt=f"{example.text} {' '.join(example.items)}\n\n{question.prompt}")
 
 
-def variable_chain(rng: random.Random, size: int, letters: int) -> Episode:
-    """Hide a chain of five variables, whose names have so many letters, among ``size`` lines of noise."""
-    names = distinct(lambda rng: "".join(rng.choices(string.ascii_uppercase, k=letters)), rng, HOPS + 1)
+def variable_chain(rng: random.Random, size: int, length: int) -> Episode:
+    """Hide a chain of five variables, whose names have ``length`` letters, among ``size`` lines of noise."""
+    names = distinct(partial(letters, count=length, alphabet=string.ascii_uppercase), rng, HOPS + 1)
     value = str(rng.randrange(10_000, 99_999))
     # The blank that ends every later assignment is in the official data.
     assigned = [f"VAR {names[0]} = {value}"]
@@ -139,10 +140,7 @@ def frequent_words(rng: random.Random, size: int, vocabulary: int) -> Episode:
     Args:
         vocabulary: different words to draw from.
     """
-    words: set[str] = set()
-    while len(words) < vocabulary:
-        words.add("".join(rng.choices(string.ascii_lowercase, k=CODED_LETTERS)))
-    ranked = sorted(words)
+    ranked = sorted(distinct(partial(letters, count=CODED_LETTERS), rng, vocabulary))
     rng.shuffle(ranked)
     ranked[0] = "..."
     coded = [word for rank, word in enumerate(ranked, start=1) for _ in range(int(size * rank**-2 / _ZETA_2))]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from longdecode.evals.generators import chain, lookup, narrative, prose
-from longdecode.evals.generators.lookup import BYTES, letters
+from longdecode.evals.generators.lookup import BYTES
 
 HELD_OUT_BOOKS = ("12204", "860")
 _TEXT_WEIGHT = 0.2
@@ -67,7 +67,7 @@ def lookups(rng: random.Random, length: int, library: Library) -> list[Piece]:
     """Records and pointers, then blocks of questions with their answers."""
     records = _draw_records(rng, length)
     hops = rng.randint(0, records // 2)
-    names = prose.distinct(letters, rng, records)
+    names = prose.distinct(prose.letters, rng, records)
     pointers = {name: rng.choice(names[hops:]) for name in names[:hops]}
     table = {name: lookup.value(rng) for name in names[hops:]}
     askable = [*table, *(name + ">" for name in pointers)]
