@@ -22,6 +22,7 @@ from longdecode.evals.tasks.registry import get_suite
 if TYPE_CHECKING:
     from longdecode.evals.records import Record
     from longdecode.evals.run_config import RunConfig
+    from longdecode.evals.specs import SuiteSpec
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "longdecode"
@@ -79,19 +80,30 @@ def hash_settings(settings: Mapping[str, Any], device: str, dtype: str) -> str:
 def require_settings(run: RunConfig, path: Path, records: Iterable[Record]) -> None:
     """Refuse a file whose records were made under other settings than a run's; those without a hash pass as older.
 
+    Fewer samples are no other settings where both are whole batches: a run that is made longer keeps its records.
+
     Raises:
         SettingsError: the message names the file and the remedy.
     """
+    accepted: dict[tuple[Any, ...], set[str]] = {}
     for r in records:
-        known = r.model in run.models and r.suite in run.suites and r.variant in run.methods
-        place = {"task": r.task, "context": r.context, "budget": r.budget}
-        settings = cell_settings(run, r.model, r.suite, r.variant) | place if known else {}
-        origin = r.provenance
-        if origin.settings_hash not in (None, hash_settings(settings, origin.device, origin.dtype)):
+        origin, place = r.provenance, {"task": r.task, "context": r.context, "budget": r.budget}
+        key = (r.model, r.suite, r.variant, *place.values(), origin.device, origin.dtype)
+        if key not in accepted:
+            known = r.model in run.models and r.suite in run.suites and r.variant in run.methods
+            settings = cell_settings(run, r.model, r.suite, r.variant) | place if known else {}
+            counts = [{}, *({"samples": count} for count in _sample_counts(run.suites[r.suite]))] if known else [{}]
+            accepted[key] = {hash_settings(settings | count, origin.device, origin.dtype) for count in counts}
+        if origin.settings_hash is not None and origin.settings_hash not in accepted[key]:
             raise SettingsError(
                 f"{path}: {r.variant} on {r.task} at {r.context} has other settings than {run.source}; "
                 "run again, which makes it anew, or give this run a name of its own (--config profile=NAME)"
             )
+
+
+def _sample_counts(spec: SuiteSpec) -> Iterable[int]:
+    """Return numbers of samples under which the first ones shared the same batches: those of whole batches."""
+    return range(spec.batch, spec.samples, spec.batch) if spec.samples % spec.batch == 0 else ()
 
 
 def hash_data(run: RunConfig, suite: str) -> str:
