@@ -16,7 +16,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from longdecode.engine.errors import ConfigError, unknown_name
-from longdecode.engine.plugins import PluginRoom
 
 T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
@@ -44,22 +43,18 @@ def require_known(kind: str, names: Iterable[str], valid: Iterable[str], key: st
             raise wrong(unknown_name(kind, name, valid, likely), key)
 
 
-def known(kind: str, names: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Make a validator of texts that must be one of the names; they are looked up when a value is checked."""
+def known(kind: str, names: Callable[[], Iterable[str]], unknown: Callable[[str], str] | None = None) -> AfterValidator:
+    """Make a validator of texts that must be one of the names; they are looked up when a value is checked.
+
+    Args:
+        kind: what is named, in the error.
+        names: the valid ones.
+        unknown: words the error, where a room of plug-ins has more to say of it.
+    """
 
     def check(name: str) -> str:
-        require_known(kind, [name], names(), "")
-        return name
-
-    return AfterValidator(check)
-
-
-def entry_of(room: PluginRoom, names: Callable[[], Iterable[str]] | None = None) -> AfterValidator:
-    """Make a validator of texts that must name an entry of a room, or be one of its ``names``."""
-
-    def check(name: str) -> str:
-        if name not in (names or room.folders)():
-            raise wrong(room.unknown(name))
+        if name not in (valid := tuple(names())):
+            raise wrong(unknown(name) if unknown else unknown_name(kind, name, valid))
         return name
 
     return AfterValidator(check)

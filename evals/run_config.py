@@ -40,7 +40,7 @@ class RunConfig(typed.Part):
     methods: Annotated[Mapping[typed.Name, specs.NamedMethod], Field(min_length=1)]
     budgets: Budgets
     suites: Annotated[
-        Mapping[Annotated[typed.Name, typed.entry_of(SUITES, suite_names)], specs.SuiteSpec],
+        Mapping[Annotated[typed.Name, typed.known("suite", suite_names, SUITES.unknown)], specs.SuiteSpec],
         Field(min_length=1),
         AfterValidator(specs.under_protocols),
     ]

@@ -62,7 +62,7 @@ class MethodSpec(typed.Part):
     variant's own parameters override.
     """
 
-    method: Annotated[typed.Text, typed.entry_of(METHODS)] = ""
+    method: Annotated[typed.Text, typed.known("method", METHODS.folders, METHODS.unknown)] = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     suites: Annotated[tuple[str, ...], typed.Distinct] | None = None
     budgets: Budgets | None = None
