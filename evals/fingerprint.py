@@ -35,7 +35,7 @@ _STOPS = {
 }
 BOOKKEEPING = frozenset(f"{PACKAGE}.{room}.{name}" for room, names in _STOPS.items() for name in names.split())
 """Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
-_CODE_SUFFIXES = (".py", ".yaml", ".json")
+_CODE_SUFFIXES = (".py", ".yaml", ".json", ".html", ".css", ".js")
 
 
 class SettingsError(LongDecodeError):
@@ -184,7 +184,7 @@ def file_hashes(files: Iterable[Path]) -> list[str]:
 
 
 def folder_hash(folder: Path) -> str:
-    """Hash the code and data of a folder of a method or suite under the folder's name, wherever it lies."""
+    """Hash the code and data of a folder, such as a method's or suite's, under the folder's name, wherever it lies."""
     return hash_files(_code_of(folder), folder.parent)
 
 

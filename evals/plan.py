@@ -17,7 +17,7 @@ from longdecode.engine.disk import FileLock, LockHeldError, writing
 from longdecode.engine.errors import ConfigError, refuse_unknown
 from longdecode.evals import fingerprint, run_config
 from longdecode.evals.fairness import tuned_variants
-from longdecode.evals.fingerprint import hash_files, hash_texts, narrowed, quality_settings
+from longdecode.evals.fingerprint import hash_texts, narrowed, quality_settings
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.spec import KERNELS, code_module
@@ -297,10 +297,8 @@ class Plan:
 
     @functools.cache  # noqa: B019
     def folder_hash(self, *folders: str) -> str:
-        """Hash the files in folders of the project, weights that ship left out."""
-        files = (path for folder in folders for path in (self.root / folder).rglob("*"))
-        left_out = {"__pycache__", "weights"}
-        return hash_files((path for path in files if not left_out & set(path.relative_to(self.root).parts)), self.root)
+        """Hash the code and templates in folders of the project, and the data beside them."""
+        return hash_texts(fingerprint.folder_hash(self.root / folder) for folder in folders)
 
     @property
     def threads(self) -> tuple[int, int]:
