@@ -1,4 +1,4 @@
-"""Fit texts to a context: as much haystack as fits, a text without its middle, and windows cut at spaces."""
+"""Fit texts to a context: as much haystack as fits, and windows cut at spaces."""
 
 from __future__ import annotations
 
@@ -81,29 +81,6 @@ def largest_fitting(tokens: Callable[[int], int], limit: int, smallest: int) -> 
         else:
             high = middle
     return low
-
-
-def without_middle(
-    text: str, split: Callable[[str], tuple[str, str]], room: int, tokenizer: TextTokenizer
-) -> tuple[str, str] | None:
-    """Return a text's two parts in at most ``room`` tokens, its middle cut out where needed; ``None``: no room.
-
-    Args:
-        split: parts a text into prompt and forced text.
-    """
-    ids = tokenizer.encode(text)
-    keep, cut = len(ids), text
-    while True:
-        prompt, forced = split(cut)
-        excess = len(tokenizer.prompt_ids(prompt)) + len(tokenizer.encode(forced)) - room
-        if excess <= 0:
-            return prompt, forced
-        # Halves that were decoded, joined and split may take a few tokens more than they were.
-        keep = min(keep - excess, len(ids) - 1)
-        if keep < 2:
-            return None
-        half = keep // 2
-        cut = tokenizer.decode(ids[:half]) + tokenizer.decode(ids[-half:])
 
 
 @functools.lru_cache(maxsize=64)

@@ -20,7 +20,6 @@ from longdecode.evals.config_values import read_yaml
 from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows, read_rows
 from longdecode.evals.scoring.longbench import first_line, score_answers
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
-from longdecode.evals.tasks.fitting import without_middle
 
 ENGLISH_EIGHT = (
     "qmsum", "narrativeqa", "qasper", "multifieldqa_en", "triviaqa", "passage_retrieval_en", "hotpotqa", "2wikimqa",
@@ -102,12 +101,7 @@ class LongBench(Task):
         for index, row in enumerate(rows):
             question, marks = _v2(row) if v2 else _v1(row)
             text = before + row.text("context") + after.replace("{input}", question)
-            parts = without_middle(text, self._split, context_tokens - most, tokenizer)
-            if parts is None:
-                raise UnsupportedCellError(
-                    f"{self.name} generates {most} tokens; a context of {context_tokens} leaves no room for its prompt"
-                )
-            made.append(Sample(index, *parts, most, None, marks))
+            made.append(Sample(index, *self._cut(text, context_tokens - most, tokenizer), most, None, marks))
         return made
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
@@ -116,10 +110,23 @@ class LongBench(Task):
         marked = first_line(completion) if self.protocol.first_line else completion
         return Score(score_answers(self.metric, marked, answers, classes))
 
-    def _split(self, text: str) -> tuple[str, str]:
-        marked = text.rfind(self.protocol.marker) if self.protocol.marker else -1
-        at = max(1, len(text) - QUESTION_CHARACTERS, marked)
-        return text[:at], text[at:]
+    def _cut(self, text: str, room: int, tokenizer: TextTokenizer) -> tuple[str, str]:
+        """Return a text's prompt and question in at most ``room`` tokens, its middle cut out where needed."""
+        ids = tokenizer.encode(text)
+        keep = len(ids)
+        while True:
+            marked = text.rfind(self.protocol.marker) if self.protocol.marker else -1
+            at = max(1, len(text) - QUESTION_CHARACTERS, marked)
+            excess = len(tokenizer.prompt_ids(text[:at])) + len(tokenizer.encode(text[at:])) - room
+            if excess <= 0:
+                return text[:at], text[at:]
+            # Halves that were decoded, joined and split may take a few tokens more than they were.
+            keep = min(keep - excess, len(ids) - 1)
+            if keep < 2:
+                most = self.protocol.max_new_tokens
+                raise UnsupportedCellError(f"{self.name} generates {most} tokens; {room} are left for its prompt")
+            half = keep // 2
+            text = tokenizer.decode(ids[:half]) + tokenizer.decode(ids[-half:])
 
 
 def _v1(row: Row) -> tuple[str, Marks]:

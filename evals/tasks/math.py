@@ -40,9 +40,8 @@ _ONE_NUMBER = re.compile(r"[^\d\\(+\-.]*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem: its text without the instruction, the gold answer, and the tolerances stated with it."""
+    """What marks an answer: the gold one, and the tolerances stated with it."""
 
-    text: str
     gold: str
     tolerance: tuple[float, ...] = ()
 
@@ -67,10 +66,9 @@ class MathTask(ReasoningTask):
         super().__init__(data, draws, limit)
 
     def problems(self) -> list[tuple[str, Problem]]:
-        """Return every problem with the instruction after it."""
+        """Return every problem with the instruction after it, and its answer."""
         rows = read_rows(SETS[self.dataset], self.data.get("math"))
-        found = (_problem(row, self.dataset == "gsm8k") for row in rows)
-        return [(problem.text + INSTRUCTION, problem) for problem in found]
+        return [_problem(row, self.dataset == "gsm8k") for row in rows]
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Return 1 where the last box holds the answer, else 0.
@@ -105,11 +103,12 @@ class MathTask(ReasoningTask):
         return Rule(drop_units=self.dataset == "gsm8k")
 
 
-def _problem(row: Row, worked: bool) -> Problem:
+def _problem(row: Row, worked: bool) -> tuple[str, Problem]:
     """Read one row of any of the formats that the sets are published in; GSM8K's answers are ``worked``."""
     problem = row.text(row.first("problem", "question", "prompt")).removesuffix(INSTRUCTION)
     context = row.text("context", "")
-    return Problem(f"{context}\n{problem}" if context else problem, _gold(row, worked), _tolerance(row))
+    prompt = f"{context}\n{problem}{INSTRUCTION}" if context else problem + INSTRUCTION
+    return prompt, Problem(_gold(row, worked), _tolerance(row))
 
 
 def _gold(row: Row, worked: bool) -> str:
