@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -97,7 +96,10 @@ class JsonKv(Task):
 
         def make(index: int, pairs: int) -> Sample:
             rng = self.rng(context_tokens, seed, index)
-            prompt, question, value = json_kv(rng, pairs, index % PLACES / (PLACES - 1))
+            table = {random_uuid(rng): random_uuid(rng) for _ in range(pairs)}
+            keys = list(table)
+            asked = keys.pop(round(index % PLACES / (PLACES - 1) * (pairs - 1)))
+            prompt, question, value = ask(table, asked, rng.sample(keys, EXAMPLES))
             return Sample(index, prompt, question, JSON_TOKENS, None, value)
 
         return fill_context(self, make, EXAMPLES + 1, count, context_tokens, tokenizer)
@@ -105,14 +107,6 @@ class JsonKv(Task):
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Return 1 where the value stands in the completion, else 0."""
         return Score(substring_exact_match(completion, sample.meta))
-
-
-def json_kv(rng: random.Random, pairs: int, depth: float) -> tuple[str, str, str]:
-    """Make an object of ``pairs`` and ask for one key, a share ``depth`` of the others before it; see ``ask``."""
-    table = {random_uuid(rng): random_uuid(rng) for _ in range(pairs)}
-    keys = list(table)
-    asked = keys.pop(round(depth * (pairs - 1)))
-    return ask(table, asked, rng.sample(keys, EXAMPLES))
 
 
 def ask(table: Mapping[str, str], asked: str, answered: Sequence[str]) -> tuple[str, str, str]:
