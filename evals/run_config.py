@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import yaml
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationInfo, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from longdecode.evals import config_values as typed
@@ -98,28 +98,20 @@ class RunConfig(typed.Part):
         only = self.methods[variant].suites
         return tuple(self.suites) if only is None else only
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_methods(cls, values: Any) -> Any:
-        """Let a variant be of the method of its name."""
-        methods = values.get("methods") if isinstance(values, Mapping) else None
-        if not isinstance(methods, Mapping):
-            return values
-        named = {
-            variant: {"method": variant, **(entry or {})} if isinstance(entry, Mapping | None) else entry
-            for variant, entry in methods.items()
-        }
-        return {**values, "methods": named}
-
     @model_validator(mode="after")
-    def _fill(self) -> RunConfig:
-        """Let a suite that a variant names stand for each of its protocols, and a grid without variants time all."""
+    def _fill(self, info: ValidationInfo) -> RunConfig:
+        """Give what a part leaves out, and check methods.
+
+        A variant is of the method of its name, a suite that it names stands for each of its protocols, and a grid
+        without variants times all.
+        """
         under, methods = defaultdict[str, list[str]](list), dict[str, specs.MethodSpec]()
         for name in self.suites:
             under[folder_of(name)[0]].append(name)
         for variant, spec in self.methods.items():
             suites = spec.suites and tuple(name for suite in spec.suites for name in under.get(suite, [suite]))
-            methods[variant] = replace(spec, suites=suites)
+            methods[variant] = replace(spec, method=spec.method or variant, suites=suites)
+            methods[variant].check(f"methods.{variant}", (info.context or {}).get("check_params", True))
         grids = tuple(
             replace(grid, variants=grid.variants or tuple(methods)) if grid.bench in speed.DECODED else grid
             for grid in self.throughput.grids
@@ -199,14 +191,12 @@ def build_run_config(values: Any, source: str, *, check_params: bool = True, che
         ConfigError: as for ``load_run_config``.
     """
     run = replace(typed.read(RunConfig, values, source, {"check_params": check_params}), source=source)
-    if run.tuning.records:
-        from longdecode.evals.fairness import with_tuned_values
+    if run.tuning.records or check_fairness:  # other runs do not import this
+        from longdecode.evals.fairness import require_fair, with_tuned_values
 
         run = with_tuned_values(run)
-    if check_fairness:
-        from longdecode.evals.fairness import require_fair
-
-        require_fair(run)
+        if check_fairness:
+            require_fair(run)
     return run
 
 

@@ -62,7 +62,7 @@ class MethodSpec(typed.Part):
     variant's own parameters override.
     """
 
-    method: Annotated[typed.Text, typed.known("method", METHODS.folders, METHODS.unknown)] = ""
+    method: typed.Text = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     suites: Annotated[tuple[str, ...], typed.Distinct] | None = None
     budgets: Budgets | None = None
@@ -108,16 +108,22 @@ class MethodSpec(typed.Part):
         """Return the files that the parameters on one model name."""
         return self.card.files(self.params_of(model))
 
-    @model_validator(mode="after")
-    def _check(self, info: ValidationInfo) -> MethodSpec:
+    def check(self, key: str, deep: bool) -> None:
+        """Refuse a method that there is not, and budgets and parameters that it does not take, as validators do.
+
+        Args:
+            key: the variant's in the configuration.
+            deep: import the method and check its parameters.
+        """
+        if self.method not in METHODS.folders():
+            raise typed.wrong(METHODS.unknown(self.method), f"{key}.method")
         if self.budgets and not self.takes_budget:
-            raise typed.wrong(f"{self.method} takes no budget", "budgets")
-        if (info.context or {}).get("check_params", True):
-            _require_usable(self.method)
-            _check_params(self.method, self.params, "params")
+            raise typed.wrong(f"{self.method} takes no budget", f"{key}.budgets")
+        if deep:
+            _require_usable(self.method, key)
+            _check_params(self.method, self.params, f"{key}.params")
             for model, params in self.by_model.items():
-                _check_params(self.method, params, f"by_model.{model}")
-        return self
+                _check_params(self.method, params, f"{key}.by_model.{model}")
 
 
 NamedMethod = Annotated[
@@ -136,16 +142,16 @@ class InstrumentSpec(typed.Part):
     streaming_budget: typed.Share = 0.15
 
 
-def _require_usable(method: str) -> None:
+def _require_usable(method: str, key: str) -> None:
     """Import a method and its rule, which jobs would find wanting only after others had run."""
     for file, load in (("method.py", get_method), ("rule.py", get_rule)):
         try:
             load(method)
         except ConfigError as error:
-            raise typed.wrong(str(error)) from None
+            raise typed.wrong(str(error), key) from None
         except Exception as error:  # a file of the user's may raise anything
             path = METHODS.find(method) / file
-            raise typed.wrong(f"{path}: cannot be imported: {type(error).__name__}: {error}") from None
+            raise typed.wrong(f"{path}: cannot be imported: {type(error).__name__}: {error}", key) from None
 
 
 def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:
