@@ -70,13 +70,12 @@ class TuningRecord(Stored):
         return self
 
 
-def read_tuning(path: Path | str) -> TuningRecord:
+def read_tuning(path: Path) -> TuningRecord:
     """Read and check a tuning record.
 
     Raises:
         ConfigError: it is not JSON, or does not fit the schema.
     """
-    path = Path(path)
     try:
         return TuningRecord.model_validate_json(path.read_text(encoding="utf-8"))
     except ValidationError as error:
@@ -99,7 +98,7 @@ class TuningStatus(NamedTuple):
 
 def tuning_records(config: RunConfig) -> dict[str, TuningRecord]:
     """Return the tuning records of the run's models that are on hand."""
-    return {model: read_tuning(path) for model, path in config.tuning.records.items() if Path(path).is_file()}
+    return {model: read_tuning(path) for model, name in config.tuning.records.items() if (path := Path(name)).is_file()}
 
 
 def tuned_variants(config: RunConfig) -> dict[str, str]:
