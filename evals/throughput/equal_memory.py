@@ -7,7 +7,7 @@ or, on the real text of ``own_choices``, each method chooses for itself.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ from longdecode.evals.throughput.forced_selection import ForcedSelection, draw_s
 from longdecode.evals.throughput.harness import Bench, SpeedCell
 from longdecode.evals.throughput.spec import FULL, MAX_BATCH, OWN_CHOICES, Grid
 from longdecode.evals.throughput.steps import fill_cache, new_stepper, stepper_case
-from longdecode.evals.throughput.timing import Case, captured, repeated
+from longdecode.evals.throughput.timing import Case, captured, nothing, repeated
 from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.methods.offloaded import Offloadable
 from longdecode.methods.offloaded_cache import OffloadedCache
@@ -131,15 +131,14 @@ class EqualMemoryBench(Bench):
         decoder, method, steps = self.decoder(cell), self.method(cell), cell.grid.steps
         shape = decoder.cache_shape(cell.batch, cell.context, cell.grid.cached_tokens)
         cache = fill_cache(method.make_cache(shape) or DenseCache(shape), cell.context - steps, self.run.seed)
-        forced = self._forced(method, cell)
+        rewind = self._force(method, cell)
         stepper = new_stepper(decoder, cache, method, cell.context - steps - 1)
         plain = stepper_case(stepper, stepper.step, cell.variant, steps)
         _, advance, _ = plain.keep
 
         def reset() -> None:
             plain.reset()
-            if forced is not None:
-                forced.rewind()
+            rewind()
             advance()
 
         def found() -> Mapping[str, Any]:
@@ -149,22 +148,22 @@ class EqualMemoryBench(Bench):
             plain.run()
             return fetched(cache, before, cell.batch * steps)
 
-        return replace(plain, calls=steps * cell.batch, reset=reset, keep=(*plain.keep, forced), found=found)
+        return replace(plain, calls=steps * cell.batch, reset=reset, found=found)
 
-    def _forced(self, method: AttentionMethod, cell: SpeedCell) -> ForcedSelection | None:
-        """Replace a method's selections by drawn ones of the cell's hit rate; ``None`` where it selects for itself.
+    def _force(self, method: AttentionMethod, cell: SpeedCell) -> Callable[[], None]:
+        """Replace a method's selections by drawn ones where a cell has a hit rate; return what goes back to the first.
 
         Raises:
             UnsupportedCellError: its selections cannot be forced.
         """
         rate, steps = cell.params.get("hit_rate"), cell.grid.steps + 1
         if rate is None:
-            return None
+            return nothing
         if not isinstance(method, Offloadable) or method.looks_ahead:
             raise errors.UnsupportedCellError(f"{cell.variant} reads no listed blocks, or guesses them a layer early")
         lists = (steps, method.config.num_layers, cell.batch, method.config.num_kv_heads, method.listed_blocks)
         drawn = draw_selections(lists, method.block_tokens, cell.context - steps, rate, self.device, self.run.seed)
-        return ForcedSelection(method, drawn)
+        return ForcedSelection(method, drawn).rewind
 
 
 class OwnChoicesBench(EqualMemoryBench):

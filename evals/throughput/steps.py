@@ -12,7 +12,7 @@ from torch import Tensor
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
-from longdecode.engine.kv_cache import CacheShape, KVCache, empty_pair
+from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache, empty_pair
 from longdecode.engine.prefill import Observed
 from longdecode.engine.request import Prompt, Request
 from longdecode.engine.sampling import Sampling
@@ -131,7 +131,7 @@ def setup_case(method: AttentionMethod, cache: KVCache, variant: str, context: i
     A method with a cache of its own moves what it keeps of every layer into it; one random layer stands for all.
     """
     shape, lengths = cache.shape, torch.full_like(cache.positions, context)
-    own = method.make_cache(shape) is not None
+    own = not isinstance(cache, DenseCache)
     size = (shape.batch, shape.config.num_kv_heads, context if own else 0, shape.config.head_dim)
     keys, values = (tensor.normal_() for tensor in empty_pair(size, shape))
     observed = _observed(method, shape, context) if own else {}
