@@ -40,7 +40,7 @@ _ONE_NUMBER = re.compile(r"[^\d\\(+\-.]*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What marks an answer: the gold one, and the tolerances stated with it."""
+    """The gold answer, and the tolerances stated with it."""
 
     gold: str
     tolerance: tuple[float, ...] = ()
