@@ -135,6 +135,16 @@ def tuning_statuses(config: RunConfig, model: str) -> list[TuningStatus]:
     ]
 
 
+def untuned_beside_tuned(config: RunConfig) -> dict[tuple[str, str], str]:
+    """Return by model and variant what was not tuned of a variant that is compared with tuned ones."""
+    found = {}
+    for model in config.models:
+        statuses = tuning_statuses(config, model)
+        if any(status.tuned for status in statuses):
+            found |= {(model, s.variant): s.untuned or "defaults" for s in statuses if s.tuned is False}
+    return found
+
+
 def _is_part(config: RunConfig, spec: MethodSpec) -> bool:
     suites = set(config.suites) - set(spec.suites or config.suites)
     return bool(suites or set(config.budgets) - set(spec.budgets or config.budgets))

@@ -12,6 +12,7 @@ from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cel
 from longdecode.evals.analysis.comparisons import claims_table, comparisons_table, pareto_table
 from longdecode.evals.analysis.declaration import Tables, load_declarations
 from longdecode.evals.analysis.measures import measures_table
+from longdecode.evals.fairness import untuned_beside_tuned
 from longdecode.evals.fingerprint import require_settings
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.run_config import RESULT_TABLES, load_run_config, record_files
@@ -27,7 +28,8 @@ PAPERS = Path(__file__).parents[2] / "reporting" / "papers"
 def write_tables(folder: Path) -> list[Path]:
     """Write the tables of a run, once, after it; each whole or not at all. Returns their paths.
 
-    A pilot's comparisons have no verdict, and it speaks to no claim.
+    A pilot's comparisons have no verdict, and it speaks to no claim. Where a variant was not tuned as those beside it,
+    the summary has a column ``untuned`` that says what was not.
 
     Args:
         folder: the results of a run: its config.yaml and records, and what else it measured.
@@ -55,8 +57,10 @@ def write_tables(folder: Path) -> list[Path]:
     cells = all_cells(records)
     scored = scored_cells(cells)
     compared = comparisons_table(scored, requests, pools, spread)
+    summary, untuned = summary_table(cells, spread), untuned_beside_tuned(run)
+    marks = [untuned.get(place) for place in zip(summary.model, summary.variant, strict=True)]
     tables = (
-        summary_table(cells, spread),
+        summary.assign(untuned=marks) if any(marks) else summary,
         speed_table(timed, spread),
         compared.assign(verdict=None) if run.pilot else compared,
         measures_table(folder, scored, timed, requests, pools, spread),

@@ -85,23 +85,10 @@ class _AbsentGPU(DriverBase):
 
 
 @contextmanager
-def pretended_gpu(launch: Callable[..., Any], capability: int = 90) -> Iterator[None]:
-    """Let ``launch`` take the place of each launch, on a device that is not there."""
-    run, active = JITFunction.run, driver.__dict__.get("_active")
-    JITFunction.run = launch
-    driver.set_active(_AbsentGPU(capability))
-    try:
-        yield
-    finally:
-        JITFunction.run = run
-        driver._active = active
-
-
-@contextmanager
 def compile_only(capability: int = 90) -> Iterator[list[Binary]]:
     """Compile instead of launching; the list fills with one ``Binary`` a launch."""
     binaries: list[Binary] = []
-    run = JITFunction.run
+    run, active = JITFunction.run, driver.__dict__.get("_active")
 
     def compile_launch(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         compiled = run(self, *args, grid=grid, warmup=True, **kwargs)
@@ -109,8 +96,13 @@ def compile_only(capability: int = 90) -> Iterator[list[Binary]]:
         binaries.append(_measure(self.__name__, compiled))
         return compiled
 
-    with pretended_gpu(compile_launch, capability):
+    JITFunction.run = compile_launch
+    driver.set_active(_AbsentGPU(capability))
+    try:
         yield binaries
+    finally:
+        JITFunction.run = run
+        driver._active = active
 
 
 def _measure(name: str, compiled: Any) -> Binary:
