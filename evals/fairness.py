@@ -137,7 +137,7 @@ def tuning_statuses(config: RunConfig, model: str) -> list[TuningStatus]:
 
 def untuned_beside_tuned(config: RunConfig) -> dict[tuple[str, str], str]:
     """Return by model and variant what was not tuned of a variant that is compared with tuned ones."""
-    found = {}
+    found: dict[tuple[str, str], str] = {}
     for model in config.models:
         statuses = tuning_statuses(config, model)
         if any(status.tuned for status in statuses):

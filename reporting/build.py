@@ -169,7 +169,7 @@ def _holes(run: Run) -> list[dict[str, Any]]:
                     "n": len(part),
                 }
             )
-    marked = run.summary[run.summary.untuned.notna()] if "untuned" in run.summary else ()
+    marked = run.summary.dropna(subset="untuned") if "untuned" in run.summary else run.summary[:0]
     for (variant, said), part in groups(marked, ["variant", "untuned"]) if len(marked) else ():
         title, n = run.title(variant), len(part)
         found.append({"run": run.name, "title": title, "what": "tuning", "status": f"not as tuned: {said}", "n": n})

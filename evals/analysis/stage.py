@@ -58,9 +58,9 @@ def write_tables(folder: Path) -> list[Path]:
     scored = scored_cells(cells)
     compared = comparisons_table(scored, requests, pools, spread)
     summary, untuned = summary_table(cells, spread), untuned_beside_tuned(run)
-    marks = [untuned.get(place) for place in zip(summary.model, summary.variant, strict=True)]
+    marks = pd.Series([untuned.get(place) for place in zip(summary.model, summary.variant, strict=True)], dtype=object)
     tables = (
-        summary.assign(untuned=marks) if any(marks) else summary,
+        summary.assign(untuned=marks) if untuned else summary,
         speed_table(timed, spread),
         compared.assign(verdict=None) if run.pilot else compared,
         measures_table(folder, scored, timed, requests, pools, spread),

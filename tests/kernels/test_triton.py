@@ -37,16 +37,15 @@ def test_provenance_names_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("which", "says"), [("compile", "registers"), ("launch", "launches")])
-def test_kernels_compile_for_hopper_and_every_method_launches_them(which: str, says: str) -> None:
+def test_kernels_compile_for_hopper() -> None:
     """In a process of their own: functions decorated under the interpreter cannot be compiled."""
-    scripts = sorted(map(str, Path(__file__).parent.glob(f"{which}_*_for_hopper.py")))
+    scripts = sorted(map(str, Path(__file__).parent.glob("compile_*_for_hopper.py")))
     run_all = "import runpy, sys\nfor script in sys.argv[1:]: runpy.run_path(script, run_name='__main__')"
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parents[2] / "src"), str(Path(__file__).parent)))
     command = [sys.executable, "-c", run_all, *scripts]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and says in done.stdout, done.stderr[-3000:]
+    assert done.returncode == 0 and "registers" in done.stdout, done.stderr[-3000:]
 
 
 OPS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ from weakref import WeakSet
 
 import pytest
 import torch
+from triton.runtime.interpreter import GridExecutor
 
 from decoding import results
 from longdecode.engine import refill
@@ -57,6 +59,24 @@ def few_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", method_names())
 def test_on_cpu(name: str, few_layers: None) -> None:
     check_method(name, "cpu", seed=SEED)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled where there is a GPU")
+@pytest.mark.parametrize("name", method_names())
+def test_a_step_binds_every_launch(name: str, few_layers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host code runs as on a GPU, on tensors without values; no launch is made."""
+
+    def bind(self: GridExecutor, *args: object, **named: object) -> None:
+        options = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
+        inspect.signature(self.fn).bind(*args, **{key: named[key] for key in named.keys() - options})
+        launched.append(self.fn.__name__)
+
+    monkeypatch.setattr(GridExecutor, "__call__", bind)
+    monkeypatch.setattr(dispatch, "kernel_path", lambda device, *_: "naive" if device.type == "cpu" else "triton")
+    for params in ({}, *map(load_card(name).variant_params, load_card(name).variants)):
+        launched: list[str] = []
+        conformance.a_step_never_waits_for_the_host(make_bench(name, "cpu", params, dtype=torch.bfloat16, seed=SEED))
+        assert launched
 
 
 @pytest.mark.parametrize("name", method_names())

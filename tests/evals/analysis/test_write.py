@@ -77,6 +77,15 @@ def test_records_of_other_settings_are_refused(results: Path) -> None:
         write_tables(results)
 
 
+def test_a_variant_is_marked_that_was_not_tuned_as_others_are(results: Path) -> None:
+    config = yaml.safe_load((results / "config.yaml").read_text(encoding="utf-8"))
+    config["methods"]["snapkv"] = {"params": {"window": 64}}
+    (results / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    manifest.rewrite(results)
+    table = pd.read_csv(write_tables(results)[0]).set_index("variant")
+    assert table["untuned"].dropna().to_dict() == {"duo": "defaults"}
+
+
 def test_a_pilot_is_judged_nowhere(results: Path) -> None:
     config = results / "config.yaml"
     config.write_text(config.read_text() + "\npilot: true\n")
