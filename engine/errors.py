@@ -71,7 +71,7 @@ def unknown_name(kind: str, given: str, valid: Iterable[str], likely: Iterable[s
 
     Where none is as near as a slip of the pen, it is the nearest of those that are ``likely``, if there are any.
     """
-    names, word = sorted(valid), str(given).lower()
+    names, word = sorted(map(str, valid)), str(given).lower()
     folded, likely = {name.lower(): name for name in names}, sorted(map(str.lower, likely))
     slips = difflib.get_close_matches(word, folded, n=1, cutoff=0.8)
     near = slips or difflib.get_close_matches(word, likely or folded, n=1, cutoff=0.0)

@@ -79,7 +79,7 @@ class PluginRoom:
         """Import a Python file of an entry's folder, ``<file>.py`` or the one that makes it an entry.
 
         Raises:
-            ConfigError: no entry has this name.
+            ConfigError: no entry has this name, or a file of a further room cannot be imported.
         """
         folder, file = self.find(name), file or self.file
         if folder.parent == self.folder:
@@ -96,9 +96,10 @@ class PluginRoom:
         sys.modules[qualified] = module  # dataclasses look their module up while it runs
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except Exception as error:  # a file of the user's may raise anything
             del sys.modules[qualified]
-            raise
+            said = " ".join(str(error).split())
+            raise ConfigError(f"{path}: cannot be imported: {type(error).__name__}: {said}") from error
         return module
 
     def _further(self) -> list[Path]:

@@ -74,7 +74,8 @@ class Part:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
-        keys = {item.name: item.default_factory is not MISSING for item in fields(source) if item.metadata != INTERNAL}
+        given = (item for item in fields(source) if item.metadata != INTERNAL)
+        keys = {item.name: item.default == () or item.default_factory is not MISSING for item in given}
 
         def check(values: Any) -> Any:
             if not isinstance(values, Mapping):
@@ -199,10 +200,12 @@ def parse_yaml(text: str, source: str) -> Any:
             return None
         _refuse_unfolding(node, source)
         return loader.construct_document(node)
-    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:  # a date of month 13 is a ValueError
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
+        # A date of month 13 is a ValueError, `!!bool 3` a KeyError, `!!timestamp x` an AttributeError.
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        deep = "nested too deeply, or in itself" if isinstance(error, RecursionError) else None
+        problem = " ".join(str(deep or getattr(error, "problem", None) or error).split())
         raise ConfigError(f"{source}{where}: not YAML: {problem[:300]}") from None
 
 

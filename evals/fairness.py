@@ -77,7 +77,7 @@ def read_tuning(path: Path) -> TuningRecord:
         ConfigError: it is not JSON, or does not fit the schema.
     """
     try:
-        return TuningRecord.model_validate_json(path.read_text(encoding="utf-8"))
+        return TuningRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
         raise ConfigError(f"{path}: {faults}") from error

@@ -266,7 +266,7 @@ class GenerationSpec(typed.Part):
         for name in self.samplers if (info.context or {}).get("check_params", True) else ():
             try:
                 self.sampling(name)
-            except ConfigError as error:
+            except (ConfigError, OverflowError) as error:
                 raise typed.wrong(str(error), f"samplers.{name}") from None
         return self
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longdecode.evals.datasets.reader import SOURCES, DataSet, HubId, read_text
+from longdecode.evals.datasets.reader import SOURCES, DataSet, HubId, as_text, read_text
 
 UNSEEN = ("860", "4047", "5962", "7412", "9931", "12204", "26493", "28444")
 """PG-19 books that no model of this project was trained on; training/long_context/books.yaml sets them aside."""
@@ -50,7 +50,7 @@ def _chosen(data: DataSet, wanted: Sequence[str], *source: str, **options: Any) 
         for row in load_dataset(*source, **options, streaming=True):
             book = str(row["url"]).rstrip("/").rpartition("/")[2].partition(".")[0]
             if book in wanted:
-                texts[book] = row["text"]
+                texts[book] = as_text(row["text"], blank=False)
             if len(texts) == len(set(wanted)):
                 break
     return texts

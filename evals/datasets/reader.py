@@ -136,17 +136,17 @@ class Row:
             raise self.fault(f"has {shown(self.values[key])} as {key!r}; {expected} is expected")
         return self.values[key]
 
-    def text(self, key: str, default: str | None = None) -> str:
-        """Return a field that must be Unicode text, or the default where it is missing or null."""
+    def text(self, key: str, default: str | None = None, *, blank: bool = True) -> str:
+        """Return a field that must be Unicode text, maybe ``blank``; or the default where it is missing or null."""
         if default is not None and self.values.get(key) is None:
             return default
-        return str(self.value(key, "a string", is_text(self.values.get(key))))
+        return str(self.value(key, f"a string{'' if blank else ' with text'}", is_text(self.values.get(key), blank)))
 
     def answer(self, key: str) -> str:
         """Return a string that is not empty, or a finite number as it is written."""
         value = self.values.get(key)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        fits = number or (is_text(value) and bool(str(value).strip()))
+        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+        fits = number or is_text(value, blank=False)
         return str(self.value(key, "a string or a finite number", fits)).strip()
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -278,9 +278,18 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def is_text(value: Any) -> bool:
-    """Return whether a value is a text that can be encoded; JSON's escapes may leave half of a surrogate pair."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+def is_text(value: Any, blank: bool = True) -> bool:
+    """Return whether a value is a text, maybe ``blank``, without the half surrogate pairs that JSON's escapes allow."""
+    if not isinstance(value, str) or not (blank or value.strip()):
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def as_text(value: Any, *, blank: bool = True) -> str:
+    """Return a value of a file, for use inside ``DataSet.reading``; raises TypeError where it is no text."""
+    if not is_text(value, blank):
+        raise TypeError(f"{shown(value)} stands where a string is expected")
+    return str(value)
 
 
 def _json(data: DataSet, text: str, where: str) -> Any:
@@ -302,8 +311,11 @@ def _numbered(data: DataSet, values: Any, name: str) -> list[Row]:
 
 def _trec_rows(data: DataSet, file: Path) -> list[Row]:
     """Read TREC's own lines, ``COARSE:fine question``; the original is in Latin-1."""
-    lines = (line.partition(" ") for line in file.read_text(encoding="latin-1").split("\n"))
+    with data.reading(f"{file} cannot be read"):
+        lines = [line.partition(" ") for line in file.read_text(encoding="latin-1").split("\n")]
     pairs = [(label, text) for label, _, text in lines if text]
+    if not pairs:
+        raise data.unavailable(f"{file} has no line 'COARSE:fine question'")
     rows = [{"text": text, "coarse_label": label.partition(":")[0], "fine_label": label} for label, text in pairs]
     return _numbered(data, rows, str(file))
 

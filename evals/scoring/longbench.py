@@ -103,7 +103,7 @@ def retrieval(prediction: str, answer: str, _: Classes = None) -> float:
     """The share of the numbers in the prediction that are the paragraph's."""
     found = re.search(r"Paragraph (\d+)", answer)
     if found is None:
-        raise DataUnavailableError(f"the reference {answer!r} names no paragraph: not LongBench's data")
+        raise DataUnavailableError(f"the reference {answer[:60]!r} names no paragraph: not LongBench's data")
     return count(prediction, found[1])
 
 

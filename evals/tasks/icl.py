@@ -70,7 +70,11 @@ class ManyShot(Task):
     def asked(self) -> Sequence[tuple[str, str]]:
         """Texts of the test split whose label has examples, with their labels."""
         asked = read_texts(self.dataset, "test", self.data.get("icl"))
-        return [(text, label) for text, label in asked if label in self.examples]
+        if not (known := [(text, label) for text, label in asked if label in self.examples]):
+            raise SOURCES[SETS[self.dataset][0]].unavailable(
+                f"no text asked about in {self.data['icl']} has a label of the examples"
+            )
+        return known
 
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
         """Ask about ``count`` texts, or about all of the test split.

@@ -137,7 +137,7 @@ def _v1(row: Row) -> tuple[str, Marks]:
 def _v2(row: Row) -> tuple[str, Marks]:
     """Return a question of LongBench v2, its choices after it, with the right one's letter."""
     choices = (f"({letter}) {row.text(f'choice_{letter}')}" for letter in "ABCD")
-    return "\n".join([row.text("question"), *choices]), ((row.answer("answer"),), None)
+    return "\n".join([row.text("question", blank=False), *choices]), ((row.answer("answer"),), None)
 
 
 def read_v1_rows(source: Path | None, dataset: str, count: int) -> list[Row]:

@@ -134,7 +134,7 @@ def _gsm8k(row: Row) -> Pair:
     gold = row.text("answer").rpartition("####")[2].strip()
     if _GOLD.fullmatch(gold) is None:
         raise row.fault(f"has no number after '####' in 'answer', but {gold[:60]!r}")
-    return row.text("question"), gold
+    return row.text("question", blank=False), gold
 
 
 def _csqa(row: Row) -> Pair:
@@ -149,7 +149,8 @@ def _csqa(row: Row) -> Pair:
         labels = [label for label, _ in choices]
         if labels != list(LETTERS[: len(choices)]) or gold not in labels:
             raise ValueError(f"choices {labels} and {gold!r} as 'answerKey'; letters from A to E are expected")
-    return f"{stem}\n{' '.join(f'({label}) {text}' for label, text in choices)}\n", gold
+        options = (f"({label}) {reader.as_text(text)}" for label, text in choices)
+        return f"{reader.as_text(stem, blank=False)}\n{' '.join(options)}\n", gold
 
 
 def _mmlu(data: DataSet, source: Path | None, size: int) -> list[Group]:
@@ -164,8 +165,9 @@ def _mmlu(data: DataSet, source: Path | None, size: int) -> list[Group]:
     groups = []
     for subject in sorted(set(files) & set(examples) - set(_TEXTS["dropped"])):
         rows = reader.csv_rows(data, files[subject], ("question", *LETTERS[:4], "answer"))[:size]
+        group = _mmlu_group(subject, rows, examples[subject])
         if len(rows) == size:
-            groups.append(_mmlu_group(subject, rows, examples[subject]))
+            groups.append(group)
     if not groups:
         raise data.unavailable(f"{source} has no subject with {size} questions and worked examples")
     return groups

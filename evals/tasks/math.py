@@ -105,7 +105,8 @@ class MathTask(ReasoningTask):
 
 def _problem(row: Row, worked: bool) -> tuple[str, Problem]:
     """Read one row of any of the formats that the sets are published in; GSM8K's answers are ``worked``."""
-    problem = row.text(row.first("problem", "question", "prompt")).removesuffix(INSTRUCTION)
+    key = next(filter(row.values.get, ("problem", "question", "prompt")), "problem")
+    problem = row.text(key, blank=False).removesuffix(INSTRUCTION)
     context = row.text("context", "")
     prompt = f"{context}\n{problem}{INSTRUCTION}" if context else problem + INSTRUCTION
     return prompt, Problem(_gold(row, worked), _tolerance(row))
@@ -153,7 +154,7 @@ class GpqaDiamond(ReasoningTask):
         """Return every question with its choices, and the letter of the right one."""
         found = []
         for row in read_rows(SOURCES["gpqa"], self.data.get("gpqa")):
-            question, answers = row.text("Question").strip(), [row.answer(key) for key in _CHOICES]
+            question, answers = row.text("Question", blank=False).strip(), [row.answer(key) for key in _CHOICES]
             order = list(range(len(answers)))
             random.Random(hashlib.sha256(question.encode()).hexdigest()).shuffle(order)
             choices = "\n".join(f"({letter}) {answers[place]}" for letter, place in zip("ABCD", order, strict=True))

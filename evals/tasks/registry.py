@@ -141,6 +141,8 @@ def describe(suite: str) -> Mapping[str, Any]:
     words: Mapping[str, Any] = _OWN.get(own, {})
     if path.is_file():
         words = read_yaml(path)
+        if not isinstance(words, Mapping) or not isinstance(words.get("tasks", {}), Mapping):
+            raise ConfigError(f"{path}: a mapping with `summary`, and `tasks` by name, is needed")
     if question is None or "summary" not in words:
         return words
     ending = "" if suite == own else f"_{question}"
@@ -163,8 +165,9 @@ def _load(own: str) -> Suite:
     if own in _OWN:
         return cast(Suite, import_module(f"{__package__}.{_OWN[own]['module']}").SUITES[own])
     suite = getattr(SUITES.load(own), "SUITE", None)
-    if not isinstance(suite, Suite):
-        raise ConfigError(f"{SUITES.find(own) / 'suite.py'}: SUITE must be a Suite, got {suite!r}")
+    if not (isinstance(suite, Suite) and isinstance(suite.tasks, Mapping) and suite.question in (None, *_PROTOCOLS)):
+        needs = f"tasks by name, and as question None or one of {', '.join(_PROTOCOLS)}"
+        raise ConfigError(f"{SUITES.find(own) / 'suite.py'}: SUITE must be a Suite, got {suite!r}; it needs {needs}")
     return suite
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.config_values import read_yaml
-from longdecode.evals.datasets.reader import SOURCES, read_json, read_text
+from longdecode.evals.datasets.reader import SOURCES, as_text, read_json, read_text
 from longdecode.evals.generators import ruler as make
 from longdecode.evals.generators.prose import Episode
 from longdecode.evals.generators.ruler import DocumentQuestion, NiahSpec
@@ -160,7 +160,7 @@ def large_vocabulary(source: Path | None) -> tuple[str, ...]:
     file = WORDS.place(source) / "english_words.json"
     raw = read_json(WORDS, file)
     with WORDS.reading(f"{file} is not in the expected format"):
-        return tuple(dict.fromkeys(raw.values()))
+        return tuple(dict.fromkeys(map(as_text, raw.values())))
 
 
 @functools.lru_cache(maxsize=2)
@@ -181,7 +181,7 @@ def read_questions(source: Path | None, name: str) -> Questions:
 
 
 def _squad(raw: Any) -> Questions:
-    documents = tuple(sorted({part["context"] for article in raw["data"] for part in article["paragraphs"]}))
+    documents = tuple(sorted({as_text(part["context"]) for article in raw["data"] for part in article["paragraphs"]}))
     place = {document: i for i, document in enumerate(documents)}
     questions = []
     for article in raw["data"]:
@@ -191,19 +191,19 @@ def _squad(raw: Any) -> Questions:
             for item in (item for item in part["qas"] if not item.get("is_impossible", False)):
                 if not item["answers"]:
                     raise ValueError(f"{item['question']!r} has no answer")
-                answers = tuple(answer["text"] for answer in item["answers"])
-                questions.append(DocumentQuestion(item["question"], answers, (gold,), nearby))
+                answers = tuple(as_text(answer["text"], blank=False) for answer in item["answers"])
+                questions.append(DocumentQuestion(as_text(item["question"]), answers, (gold,), nearby))
     return tuple(questions), documents
 
 
 def _hotpotqa(raw: Any) -> Questions:
-    texts = [[f"{title}\n{''.join(parts)}" for title, parts in item["context"]] for item in raw]
-    documents = tuple(sorted({text for own in texts for text in own}))
+    texts = [[as_text(f"{as_text(title)}\n{''.join(parts)}") for title, parts in item["context"]] for item in raw]
+    documents = tuple(sorted({document for own in texts for document in own}))
     place = {document: i for i, document in enumerate(documents)}
     questions = []
     for item, own in zip(raw, texts, strict=True):
-        holding = tuple(dict.fromkeys(place[text] for text in own))
-        questions.append(DocumentQuestion(item["question"], (item["answer"],), holding))
+        holding = tuple(dict.fromkeys(place[document] for document in own))
+        questions.append(DocumentQuestion(as_text(item["question"]), (as_text(item["answer"], blank=False),), holding))
     return tuple(questions), documents
 
 

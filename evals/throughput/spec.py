@@ -155,16 +155,17 @@ class Grid(typed.Part):
     @classmethod
     def _fill(cls, values: Any) -> Any:
         """Refuse keys of other kinds, require this one's, and let kernels be those that the sizes suffice for."""
-        if not isinstance(values, Mapping) or (bench := values.get("bench")) not in _TAKES:
+        if not isinstance(values, Mapping) or (bench := values.get("bench")) not in [*_TAKES]:
             return values
         for key in values:
             if key in cls.__dataclass_fields__ and key not in (*_TAKES[bench], "bench", "model", "batches", "rounds"):
                 raise typed.wrong(f"is no key of bench {bench}, which takes {', '.join(_TAKES[bench])}", key)
         if bench == KERNELS:
             missing = {op: [key for key in needs if not values.get(key)] for op, needs in OPS.items()}
-            for op in values.get("ops") or ():
-                if missing.get(op):
-                    raise typed.wrong(f"is missing; {op} is timed at its sizes", missing[op][0])
+            listed = values.get("ops")
+            for op, keys in missing.items():
+                if keys and isinstance(listed, list) and op in listed:
+                    raise typed.wrong(f"is missing; {op} is timed at its sizes", keys[0])
             return {"ops": [op for op, keys in missing.items() if not keys], **values}
         for key in ("contexts", "rows", "models", *(("budgets",) if bench in SHARED_JOBS else ())):
             if key in _TAKES[bench] and not values.get(key):

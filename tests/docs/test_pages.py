@@ -117,7 +117,8 @@ def test_the_page_s_suite_is_found_and_scored(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("mine", "SUITE = 3", "SUITE must be a Suite, got 3"),
+        ("mine", "SUITE = 3", "SUITE must be a Suite, got 3; it needs tasks by name"),
+        ("mine", "def (", "suite.py: cannot be imported: SyntaxError: invalid syntax"),
         ("passkey", "", "suite 'passkey' is defined twice"),
         ("mine", "from longdecode.evals.tasks.needles import SUITES; SUITE = SUITES['passkey']", "is in two suites"),
     ],

@@ -78,7 +78,7 @@ VALUES: list[tuple[str, Any]] = [
     ("instrument", {"full_label": "full"}), ("instrument", {"full_min": 2}), ("instrument", "off"),
     ("instrument", {"full_min_by_task": {"x": 1}}), ("instrument", {"full_min": float("nan")}),
     ("data", {"books": "x"}), ("data", {"pg19": "/nowhere"}), ("data", {"pg19": "./nowhere"}), ("data", {"pg19": 5}),
-    ("data", ["pg19"]), ("data", {"pg19": ""}),
+    ("data", ["pg19"]), ("data", {"pg19": ""}), ("throughput", [{"bench": []}, {"bench": "kernels", "ops": 5}]),
     ("throughput", [{"bench": "decode", "model": "other", "contexts": [512], "budgets": [64]}]), ("throughput", 5),
     ("throughput", [{"bench": "decode", "model": "tiny", "contexts": [512], "batches": [HUGE], "budgets": [64]}]),
     ("throughput", [{"bench": "kernels", "contexts": [1]}]), ("throughput", [{"bench": "kernel"}]), ("throughput", [5]),
@@ -98,7 +98,7 @@ TEXTS = {
     "a merge of itself": BASE + "data: &c {<<: *c}\n", "an unknown anchor": BASE + "seed: *nobody\n",
     "an object": BASE + "seed: !!python/object/apply:os.system [echo]\n", "a set": BASE + "seed: !!set {a}\n",
     "a date": BASE + "seed: 2024-01-01\n", "no such day": BASE + "seed: 2024-99-99\n",
-    "binary": BASE + "seed: !!binary x\n",
+    "binary": BASE + "seed: !!binary x\n", "no moment": BASE + "seed: !!timestamp x\n", "no bool": "a: !!bool x",
     "deep": BASE + "data: " + "{a: " * 200 + "1" + "}" * 200, "very deep": BASE + "data: " + "[" * 5000 + "]" * 5000,
     "laughs": BASE + "data:\n  a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"  {b}: &{b} [{','.join(f'*{a}' for _ in range(9))}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)

@@ -147,15 +147,15 @@ def test_values_that_no_answer_can_equal_are_refused_by_line(tmp_path: Path) -> 
         row = b'{"problem": "P", "answer": %s}' % value.encode()
         assert "a finite number is expected" in refusal("math", tmp_path, row)
     for error in ("nan", "-1", "0.1,inf", "x"):
-        assert "line 1 has" in refusal("math", tmp_path, lines(MATH | {"error": error}))
+        assert f"line 1 has {error!r} as 'error'" in refusal("math", tmp_path, lines(MATH | {"error": error}))
     for labels, key in (("12", "1"), ("AA", "A"), ("AF", "F"), ("BA", "A"), ("AB", "C")):
         row = CSQA | {"choices": {"label": list(labels), "text": ["a", "b"]}, "answerKey": key}
-        assert "letters from A to E" in refusal("csqa", tmp_path, lines(row))
+        assert f"{key!r} as 'answerKey'; letters from A to E" in refusal("csqa", tmp_path, lines(row))
 
 
 def test_what_is_no_text_is_refused_by_line(tmp_path: Path) -> None:
-    half = b'{"problem": "a \\ud800", "answer": "5"}'
-    assert "as 'problem'; a string is expected" in refusal("math", tmp_path, half)
+    for row in (b'{"problem": "a \\ud800", "answer": "5"}', lines(MATH | {"problem": ""})):
+        assert "as 'problem'; a string with text is expected" in refusal("math", tmp_path, row)
     assert " is packed with gzip" in refusal("math", tmp_path, gzip.compress(lines(MATH)))
 
 
@@ -174,9 +174,8 @@ def test_a_string_is_no_list_of_strings(tmp_path: Path) -> None:
     for key, value in (("answers", "Paris"), ("answers", []), ("answers", ["a", 3]), ("all_classes", "Paris")):
         text = refusal("longbench", tmp_path, lines(LONGBENCH | {key: value}))
         assert text.startswith(f", line 1 has {json.dumps(value)} as '{key}'; a list of strings is expected; fetch")
-    assert "as 'answerKey'" in refusal("csqa", tmp_path, lines(CSQA | {"answerKey": "E"}))
+    assert "3 stands where" in refusal("csqa", tmp_path, lines(CSQA | {"choices": {"label": "AB", "text": ["a", 3]}}))
     assert "no number after '####'" in refusal("gsm8k", tmp_path, lines(GSM8K | {"answer": "five"}))
-    assert "as 'error'" in refusal("math", tmp_path, lines(MATH | {"error": "a little"}))
 
 
 def test_csv_is_held_to_the_same(tmp_path: Path) -> None:
@@ -206,7 +205,7 @@ def test_mmlu_is_held_to_the_same(tmp_path: Path) -> None:
     for content, said in ((b"", "is empty"), (b"q,a,b,C\n", "line 1 lacks 'D'"), (b"\xe9,a,b,c,d,C\n", "not UTF-8")):
         file.write_bytes(content)
         with pytest.raises(DataUnavailableError, match=f"anatomy_test.csv.*{said}.*git clone"):
-            longgenbench.read_groups(tmp_path, "mmlu", 1)
+            longgenbench.read_groups(tmp_path, "mmlu", 9)  # of too few rows, but no less wrong
 
 
 def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -246,10 +245,13 @@ def test_texts_and_documents_are_held_to_the_same(tmp_path: Path) -> None:
             with pytest.raises(DataUnavailableError, match=f"{Path(file).name},? {said}.*(fetch|set data)"):
                 ask(tmp_path)
         (tmp_path / file).unlink()
-    for file, content in (("squad.json", '{"data": []}'), ("hotpotqa.json", "[]")):
-        (tmp_path / file).write_text(content)
-        with pytest.raises(DataUnavailableError, match="has no question"):
-            ruler.read_questions(tmp_path, file.removesuffix(".json"))
+    squad = '{"data": [{"paragraphs": [{"context": "t", "qas": [{"question": "q", "answers": [{"text": "a"}]}]}]}]}'
+    hotpotqa = '[{"context": [["t", ["s"]]], "question": "q", "answer": "a"}]'
+    for name, good, none in (("squad", squad, '{"data": []}'), ("hotpotqa", hotpotqa, "[]")):
+        for content in (none, *(good.replace(f'"{at}"', bad) for at in "tqa" for bad in ("3", "null", '"\\ud800"'))):
+            (tmp_path / f"{name}.json").write_text(content)
+            with pytest.raises(DataUnavailableError, match="no question" if content == none else "where a string is"):
+                ruler.read_questions(tmp_path, name)
 
 
 def write_parquet(file: Path, books: dict[str, str]) -> None:
@@ -273,9 +275,10 @@ def test_text_files_go_before_parquet_and_both_are_found_at_any_depth(tmp_path: 
 
 
 def test_parquet_of_other_columns_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "other.parquet")
-    with pytest.raises(DataUnavailableError, match=r"could not be read.*url"):
-        read_books(tmp_path, ("860",))
+    for columns, said in (({"body": ["x"]}, "url"), ({"url": ["e/860"], "text": [""]}, '"" stands where a string is')):
+        pq.write_table(pa.table(columns), tmp_path / "other.parquet")
+        with pytest.raises(DataUnavailableError, match=f"could not be read.*{said}"):
+            read_books(tmp_path, ("860",))
 
 
 def test_the_hub_is_asked_where_no_folder_is(monkeypatch: pytest.MonkeyPatch) -> None:

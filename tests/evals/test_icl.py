@@ -16,7 +16,7 @@ from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.scoring.string_match import exact_match
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.icl import SETS, label_question, read_texts
+from longdecode.evals.tasks.icl import SETS, ManyShot, label_question, read_texts
 from longdecode.evals.tasks.registry import get_task
 
 HUB = {
@@ -138,6 +138,7 @@ def test_a_label_is_the_first_line() -> None:
 
 
 def test_rows_of_another_form_are_refused(folder: Path) -> None:
-    (folder / "banking77" / "train.jsonl").write_text('{"text": "a", "intent": 1}\n')
-    with pytest.raises(DataUnavailableError, match="line 1 lacks 'category'"):
-        read_texts("banking77", "train", folder)
+    for key, said in {"intent": "line 1 lacks 'category'", "label": "no text asked about in .* has a label"}.items():
+        (folder / "banking77" / "train.jsonl").write_text(f'{{"text": "a", "{key}": 99}}\n')
+        with pytest.raises(DataUnavailableError, match=said):
+            ManyShot("banking77", {"icl": folder}).asked  # noqa: B018

@@ -51,7 +51,7 @@ def test_a_file_is_read_as_written(tmp_path: Path, config_values: dict[str, Any]
     assert config.instrument.full_min_by_task == {"mini_book_write": 0.5}
     both = build_run_config(config_values | {"budgets": [1, 1.0]}, "test")  # a token and the whole context
     assert [budget.text for budget in both.budgets] == ["1", "1.0"]
-    values = merged(config_values, {"seed": 6, "suites": {"mini_book": {"samples": 9}}})
+    values = merged(config_values, {"seed": 6, "suites": {"mini_book": {"samples": 9, "tasks": None}}})
     over = build_run_config(values, "test")
     assert (over.seed, over.suites["mini_book"].samples, over.suites["mini_book"].batch) == (6, 9, 2)
 
