@@ -1,4 +1,4 @@
-"""Statistics as small pure functions: two kinds of interval, a paired test, Holm's correction, the margin verdict.
+"""Statistics as small pure functions: intervals, a paired test, Holm's correction, the margin verdict.
 
 A *unit* is what is independent: a prompt, a book, a problem. A *group* holds the units of one task, ``[units]``; a mean
 over several tasks is the mean of its groups' means, and units are resampled within their group.
@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import bootstrap, norm, permutation_test
+from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
 Groups = Sequence[Floats]
@@ -80,6 +81,19 @@ def bootstrap_interval(
         confidence_level=spread.confidence, method="percentile", vectorized=True, rng=rng,
     )  # fmt: skip
     return Interval(value, float(found.confidence_interval.low), float(found.confidence_interval.high))
+
+
+def student_interval(values: Floats, confidence: float) -> Interval:
+    """Return a mean with Student's interval, for units too few to resample, such as texts; one unit has none.
+
+    Source: Student 1908.
+    """
+    value = float(np.mean(values))
+    if len(values) < 2:
+        return Interval(value)
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    low, high = student.interval(confidence, len(values) - 1, value, error) if error else (value, value)
+    return Interval(value, float(low), float(high))
 
 
 def wilson_interval(share: float, units: float, confidence: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from longdecode.evals.analysis.comparisons import SEVERAL, over_trainings
 from longdecode.evals.analysis.declaration import PairRequest, read_table
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
-from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval
+from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval, student_interval
 from longdecode.evals.store import read_frame, read_records
 
 COLUMNS = (
@@ -295,8 +295,9 @@ def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Iterator[
 
     A text is paired with the one that full attention wrote after the same prompt in the same job; ``speedup`` is the
     ratio of their milliseconds a token up to that place, prefill left out, and ``speedup_growth`` its gain since a
-    fifth of the text. The unit is the prompt: one prompt has no interval. Of several texts of one variant after one
-    prompt, equally long, the last job's counts. Texts that another method drafted (``method+rows``) are left out.
+    fifth of the text. The unit is the prompt, of which there are few: Student's interval. Of several texts of one
+    variant after one prompt, equally long, the last job's counts. Texts that another method drafted (``method+rows``)
+    are left out.
 
     Args:
         jobs: the records of each job.
@@ -305,9 +306,12 @@ def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Iterator[
     observed = pd.DataFrame(_observations(jobs), columns=[*_TEXT_KEYS, "prompt", "value"])
     latest = observed.groupby([*_TEXT_KEYS, "prompt"], sort=False)["value"].last()
     for key, found in latest.groupby(_TEXT_KEYS, sort=False):
-        mean = bootstrap_interval([np.asarray(found)], spread, generator(spread.seed, "texts", *key))
+        mean = student_interval(found.to_numpy(), spread.confidence)
         row: dict[str, Any] = dict(zip(_TEXT_KEYS, key, strict=True))
-        yield row | mean._asdict() | {"n": len(found), "unit": TEXT_UNITS[row["measure"]], "source": "texts"}
+        row |= mean._asdict() | {"n": len(found), "unit": TEXT_UNITS[row["measure"]], "source": "texts"}
+        if row["unit"] == "share":
+            row |= {bound: float(np.clip(row[bound], 0, 1)) for bound in ("low", "high")}
+        yield row
 
 
 def _observations(jobs: Sequence[Sequence[Record]]) -> Iterator[tuple[Any, ...]]:

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, bootstrap
+from scipy.stats import binomtest, bootstrap, ttest_1samp
 
 from longdecode.evals import stats
 from longdecode.evals.stats import Spread
@@ -194,3 +194,8 @@ def test_generator_depends_on_the_cell_alone() -> None:
     assert np.array_equal(first, stats.generator(0, "quest", 0.1).random(4))
     assert not np.array_equal(first, stats.generator(0, "quest", 0.2).random(4))
     assert not np.array_equal(stats.generator("ab", "c").random(4), stats.generator("a", "bc").random(4))
+
+
+def test_a_few_texts_have_students_interval() -> None:
+    values = np.array([1.51, 1.65, 1.68])
+    assert stats.student_interval(values, 0.95)[1:] == pytest.approx(ttest_1samp(values, 0).confidence_interval(0.95))
