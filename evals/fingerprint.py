@@ -80,7 +80,7 @@ def hash_settings(settings: Mapping[str, Any], device: str, dtype: str) -> str:
 def require_settings(run: RunConfig, path: Path, records: Iterable[Record]) -> None:
     """Refuse a file whose records were made under other settings than a run's; those without a hash pass as older.
 
-    Fewer samples are no other settings where both are whole batches: a run that is made longer keeps its records.
+    Fewer samples are no other settings where both are whole batches: a table may hold the records of two runs.
 
     Raises:
         SettingsError: the message names the file and the remedy.
@@ -102,8 +102,9 @@ def require_settings(run: RunConfig, path: Path, records: Iterable[Record]) -> N
 
 
 def _sample_counts(spec: SuiteSpec) -> Iterable[int]:
-    """Return numbers of samples under which the first ones shared the same batches: those of whole batches."""
-    return range(spec.batch, spec.samples, spec.batch) if spec.samples % spec.batch == 0 else ()
+    """Return numbers of samples under which the first ones shared the same batches: those of whole fixed batches."""
+    whole = spec.samples % spec.batch == 0 and not spec.refill
+    return range(spec.batch, spec.samples, spec.batch) if whole else ()
 
 
 def hash_data(run: RunConfig, suite: str) -> str:

@@ -60,7 +60,7 @@ def write_tables(folder: Path) -> list[Path]:
     summary, untuned = summary_table(cells, spread), untuned_beside_tuned(run)
     marks = pd.Series([untuned.get(place) for place in zip(summary.model, summary.variant, strict=True)], dtype=object)
     tables = (
-        summary.assign(untuned=marks) if untuned else summary,
+        summary.assign(untuned=marks) if marks.notna().any() else summary,
         speed_table(timed, spread),
         compared.assign(verdict=None) if run.pilot else compared,
         measures_table(folder, scored, timed, requests, pools, spread),

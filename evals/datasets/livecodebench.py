@@ -40,6 +40,7 @@ class CodeProblem:
     question_id: str
     prompt: str
     function: str | None
+    tests_hash: int = field(repr=False)
     file: Path = field(repr=False, compare=False)
     offset: int = field(repr=False, compare=False)
 
@@ -53,12 +54,16 @@ class CodeProblem:
             with self.file.open("rb") as handle:
                 handle.seek(self.offset)
                 row = json.loads(handle.readline().decode("utf-8-sig"))
-            if row.get("question_id") != self.question_id:
+            if _tests_hash(row) != self.tests_hash:
                 raise ValueError("the file has changed since its problems were read")
             public = row["public_test_cases"]
             tests = json.loads(public) if isinstance(public, str) else public
             tests = tests + _private(row.get("private_test_cases", "[]"))
             return [CodeTest(str(test["input"]), str(test["output"])) for test in tests]
+
+
+def _tests_hash(row: Mapping[str, Any]) -> int:
+    return hash((str(row.get("public_test_cases")), str(row.get("private_test_cases"))))
 
 
 def read_problems(source: Path | None, window: tuple[str, str] = ("", "9")) -> list[CodeProblem]:
@@ -92,7 +97,7 @@ def _problem(row: Row, file: Path) -> CodeProblem:
     with _RELEASE.reading(f"{row.where} has 'metadata' that is no JSON object"):
         function = json.loads(row.text("metadata")).get("func_name")
     prompt = prompt_text(row.text("question_content"), row.text("starter_code"))
-    return CodeProblem(row.text("question_id"), prompt, function, file, row.offset)
+    return CodeProblem(row.text("question_id"), prompt, function, _tests_hash(row.values), file, row.offset)
 
 
 class _Texts(pickle.Unpickler):
