@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
@@ -39,6 +40,17 @@ def config_path(root: Path, profile: str) -> Path:
     profiles = [path.stem for path in (root / "config").glob("*.yaml")]
     refuse_unknown(f"--config profile={profile}", "profile", [profile], profiles)
     return root / "config" / f"{profile}.yaml"
+
+
+def require_target(root: Path, target: str) -> None:
+    """Refuse a target that is no rule of the workflow; one with a slash is a file, which Snakemake looks for.
+
+    Raises:
+        ConfigError: the message gives the nearest rule.
+    """
+    files = (root / "workflow" / "Snakefile", *(root / "workflow" / "rules").glob("*.smk"))
+    rules = re.findall(r"^rule (\w+):", "\n".join(path.read_text(encoding="utf-8") for path in files), re.MULTILINE)
+    refuse_unknown("--target", "target", [target] if "/" not in target else [], rules)
 
 
 def checked(

@@ -16,8 +16,8 @@ from longdecode.evals.analysis.declaration import read_table
 from longdecode.reporting.runs import REFERENCE
 
 Rows = list[tuple[str, ...]]
-ENDED = ("task", "context", "method", "budget", "n", "score", "Full", "difference", "verdict", "times Full")
-"""Columns of the table that ends a run."""
+ENDED = ("model", "task", "context", "method", "budget", "n", "score", "Full", "difference", "verdict", "times Full")
+"""Columns of the table that ends a run; the first is left out where the run has one model."""
 MOST_ROWS = 30
 """Longest table that ends a run; a longer one hides the answer, and the page has it with filters."""
 POOLED = "all"
@@ -37,7 +37,8 @@ def show_ended(console: Console, results: Path) -> None:
     """Print the table that ends a run, or where its rows stand if they are many."""
     rows = ended(results)
     if len(rows) <= MOST_ROWS:
-        show(console, ENDED, rows)
+        one = len({row[0] for row in rows}) == 1
+        show(console, ENDED[one:], (row[one:] for row in rows))
     else:
         console.print(f"scores: {len(rows)} rows in {results / 'comparisons.csv'} and on the page", markup=False)
 
@@ -61,8 +62,8 @@ def ended(results: Path) -> Rows:
         times[row.model, row.variant, row.context, str(row.budget)] = f"{row.ratio:.2f} at batch {row.batch}"
     return [
         (
-            str(row.suite if row.task == POOLED else row.task), f"{row.context:,}", str(row.a), str(row.budget),
-            str(row.n),
+            str(row.model), str(row.suite if row.task == POOLED else row.task), f"{row.context:,}",
+            str(row.a), str(row.budget), str(row.n),
             f"{row.a_value:.4g}", f"{row.b_value:.4g}",
             f"{row.difference:+.3g} ({row.low:+.3g} to {row.high:+.3g}) {row.unit}",
             str(row.verdict) if isinstance(row.verdict, str) else str(row.status),
@@ -100,8 +101,10 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
     """Return rows of quality (comparisons.csv) and of whole steps (speed.csv) in which both variants stand.
 
     Raises:
-        ConfigError: no run has tables, or none has a variant of that name.
+        ConfigError: no run has tables, none has a variant of that name, or both are the same one.
     """
+    if a == b:
+        raise ConfigError(f"{a} is compared with itself; two variants are needed")
     folders = sorted(path for path in results.glob("*") if path.is_dir())
     if profile is not None:
         refuse_unknown("--profile", "run of results/", [profile], [path.name for path in folders])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from longdecode.engine.errors import ConfigError
 from longdecode.evals import manifest
 from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cells, speed_table, summary_table
 from longdecode.evals.analysis.comparisons import claims_table, comparisons_table, pareto_table
@@ -77,12 +78,17 @@ def agreement(before: Path, after: Path) -> Iterator[tuple[str, ...]]:
     """Yield a row a cell that two runs have both scored: samples, and shares with the same output and the same score.
 
     Columns ``AGREEMENT``. An output is the same where each of its tokens is.
+
+    Raises:
+        ConfigError: there is no such cell.
     """
     cell, sample = list(AGREEMENT[:5]), ["seed", "sample_index"]
     names = [*cell, *sample, "output_sha256", "score"]
     runs = ([r for r in read_folder(run / "records", Record) if r.has_result] for run in (before, after))
     first, second = (pd.DataFrame([[getattr(r, name) for name in names] for r in run], columns=names) for run in runs)
     both = first.merge(second, on=[*cell, *sample], suffixes=("", "_after"))
+    if both.empty:
+        raise ConfigError(f"{before} and {after}: no prompt that both have scored, in their records/")
     for place, rows in both.groupby(cell, sort=False):
         same = (f"{(rows[name] == rows[f'{name}_after']).mean():.1%}" for name in names[-2:])
         yield *map(str, place), str(len(rows)), *same

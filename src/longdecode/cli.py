@@ -157,12 +157,13 @@ def run(
     """
     from longdecode.running import run_workflow
 
-    if model is None:
-        for name in ("out", "methods", "suite", "context", "budget", "samples", "data", "force"):
-            if (source := typed.get_parameter_source(name)) and source.name == "COMMANDLINE":
-                raise ConfigError(f"--{name}: belongs to --model, which is not given; a configuration has its own")
-    else:
+    given = {name for name in typed.params if (s := typed.get_parameter_source(name)) and s.name == "COMMANDLINE"}
+    if model is not None and "profile" in given:
+        raise ConfigError(f"{profile}: --model is given too; a configuration names its own models")
+    if model is not None:
         profile = str(_written(out, force, model, methods, suite, context, budget, samples, dict(data or ())))
+    elif own := given & {"out", "methods", "suite", "context", "budget", "samples", "data", "force"}:
+        raise ConfigError(f"--{min(own)}: belongs to --model, which is not given; a configuration has its own")
     raise typer.Exit(run_workflow(profile, cores, target, config or [], console))
 
 
@@ -210,7 +211,7 @@ def compare(
 
     Of two folders of results, print by cell how many outputs and scores are the same.
     """
-    if Path(a, "records").is_dir() and Path(b, "records").is_dir():
+    if Path(a).is_dir() and Path(b).is_dir():
         from longdecode.evals.analysis.stage import AGREEMENT, agreement
 
         return show(console, AGREEMENT, agreement(Path(a), Path(b)))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from longdecode.doctor import cache_folder, reached
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.config_values import merged, parse_yaml, read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
-from longdecode.evals.plan import checked, config_path
+from longdecode.evals.plan import checked, config_path, require_target
 from longdecode.evals.sweep import cells_of, cost_of, planned
 from longdecode.reporting import terminal
 from longdecode.reporting.progress import Told, clock
@@ -46,12 +47,13 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
         given: ``KEY=VALUE``, as Snakemake's ``--config`` takes them.
 
     Raises:
-        ConfigError: there is no such configuration, a value in it is wrong, or this is no checkout of the project.
+        ConfigError: there is no such configuration or target, a value is wrong, or this is no checkout of the project.
     """
     if not (REPOSITORY / "Snakefile").is_file():
         raise ConfigError("runs need a checkout of the project: git clone it, then make setup")
     _require_writable(cache_folder()[0], "XDG_CACHE_HOME names another folder")
     _require_writable(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()), "TMPDIR names another folder")
+    require_target(REPOSITORY, target)
     path, changes = config_file(profile), _changes(given)
     linked = f"link the models of the checkout there: ln -s {REPOSITORY / 'models'} ."
     if path.is_relative_to(REPOSITORY) and not Path("models").exists():
@@ -107,7 +109,7 @@ def _command(path: Path, cores: int, target: str, given: Sequence[str]) -> list[
 def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told, console: Console) -> int:
     """Run a command; all that it prints goes to the log, a line a finished job to the console.
 
-    A signal that ends this process ends the command first.
+    A signal that ends this process ends the command first, whether or not the command got it too.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src"), "PYTHONUNBUFFERED": "1"} | variables
@@ -131,7 +133,9 @@ def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told
                         console.print(shown, markup=False)
         except KeyboardInterrupt:
             # Snakemake ends after its running jobs; without a reader it would never end, and keep the run's lock.
-            child.terminate()
+            # A terminal, `timeout` and Slurm signal Snakemake too: a second signal at once could lock it up for good.
+            (late := threading.Timer(3, child.terminate)).start()
             deque(child.stdout, maxlen=0)
+            late.cancel()
             raise
     return child.returncode
