@@ -81,13 +81,14 @@ def _facts(runs: list[Run], suite: str) -> dict[str, str]:
 
 
 def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
-    """Yield a table a main task, model and context, with budgets as columns; then one a model with tasks as columns."""
+    """Yield a table a main task, model and context, the two longest, by budget; then one a model with tasks as columns."""
     rows = run.summary[(run.summary.suite == suite) & (run.summary.status == "ok")]
     rows = rows[rows.variant.isin(_leading(run, rows))]
     losses = run.losses[run.losses.suite == suite] if len(run.losses) else run.losses
     pilot = "a pilot, which gives no verdict" if run.pilot else ""
     verdicts = {} if pilot else {(r.model, r.task, r.context, r.variant, r.budget): r for r in losses.pipe(each)}
     main = run.main_tasks[suite]
+    rows = rows[rows.context.isin(sorted(rows.context.unique())[-2:])]
     for (model, task, context), part in groups(rows[rows.task.isin(main)], ["model", "task", "context"], sort=False):
         silent = in_order(
             r.status for key, r in verdicts.items() if key[:3] == (model, task, context) and r.status in wording.REASONS
