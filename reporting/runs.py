@@ -152,6 +152,12 @@ class Run:
                     found[suite] = ["all"] if "all" in tasks else tasks
         return found
 
+    def plain(self, variants: Iterable[str]) -> list[str]:
+        """Return the variants that are named as their method, and those of methods that have none."""
+        found = in_order(variants)
+        plain = [v for v in found if self.methods[v] == v]
+        return plain + [v for v in found if self.methods[v] not in plain]
+
     def leading(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of the tasks that stand for their suites."""
         pairs = {(suite, task) for suite, tasks in self.main_tasks.items() for task in tasks}

@@ -101,8 +101,10 @@ class Site:
 
     @cached_property
     def held(self) -> dict[str, pd.DataFrame]:
-        """By run, the smallest budgets within the margin."""
-        return {run.name: smallest_budgets(run) for run in self.current}
+        """By run, the smallest budgets within the margin; of small models where no other has any."""
+        found = {run.name: smallest_budgets(run) for run in self.current}
+        able = {n: c[~c.model.isin(wording.TITLES["small"])] if len(c) else c for n, c in found.items()}
+        return able if any(map(len, able.values())) else found
 
     @cached_property
     def _equal(self) -> dict[tuple[str, str, str, str], np.ndarray]:

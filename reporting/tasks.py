@@ -81,9 +81,9 @@ def _facts(runs: list[Run], suite: str) -> dict[str, str]:
 
 
 def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
-    """Yield a table a main task, model and context, the two longest, by budget; then one a model with tasks as columns."""
+    """Yield a table a main task, model and context (the two longest) by budget; then one a model by task."""
     rows = run.summary[(run.summary.suite == suite) & (run.summary.status == "ok")]
-    rows = rows[rows.variant.isin(_leading(run, rows))]
+    rows = rows[rows.variant.isin(run.plain(rows.variant))]
     losses = run.losses[run.losses.suite == suite] if len(run.losses) else run.losses
     pilot = "a pilot, which gives no verdict" if run.pilot else ""
     verdicts = {} if pilot else {(r.model, r.task, r.context, r.variant, r.budget): r for r in losses.pipe(each)}
@@ -101,8 +101,9 @@ def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
         }
     for model, part in groups(rows[~rows.task.isin(main)], "model", sort=False):
         part = part[part.context == part.context.max()]
-        budget = middle(part.budget)
-        if budget != REFERENCE:
+        tried = part[part.budget != REFERENCE].groupby("budget").variant.nunique()
+        if len(tried):
+            budget = middle(tried[tried == tried.max()].index)
             part = part[part.budget.isin([budget, REFERENCE])]
             part = part.assign(title=[wording.task_title(suite, task) for task in part.task])
             words = run.budget(next(v for v in part.variant if v != REFERENCE), budget)
@@ -113,13 +114,6 @@ def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
                 "run": run.name,
                 "why": pilot,
             }
-
-
-def _leading(run: Run, rows: pd.DataFrame) -> list[str]:
-    """Return the variants that a task's page shows: those named as their method, and others of methods without one."""
-    variants = in_order(rows.variant)
-    plain = [v for v in variants if run.methods[v] == v]
-    return plain + [v for v in variants if run.methods[v] not in plain]
 
 
 def grid(run: Run, part: pd.DataFrame, column: str, verdicts: dict[Any, Any]) -> dict[str, Any]:
@@ -294,7 +288,7 @@ def _holds(site: Site, method: str) -> list[dict[str, Any]]:
     out = []
     for run in site.current:
         rows = site.held[run.name]
-        for r in rows[rows.variant == method].pipe(each) if len(rows) else ():
+        for r in rows[rows.variant.map(run.methods) == method].pipe(each) if len(rows) else ():
             words = (
                 f"{int(r.budget_tokens):,} tokens"
                 if r.state == "holds"
@@ -304,7 +298,8 @@ def _holds(site: Site, method: str) -> list[dict[str, Any]]:
                 {
                     "task": wording.task_title(r.suite, r.task),
                     "suite": r.suite,
-                    "model": wording.model_title(r.model),
+                    "model": wording.model_title(r.model)
+                    + (f", {run.title(r.variant)}" if r.variant != method else ""),
                     "context": wording.tokens(r.context),
                     "words": words,
                     "state": r.state,

@@ -286,7 +286,7 @@ def smallest_budgets(run: Run) -> pd.DataFrame:
     """Return, by model, suite, task, context and variant, the smallest budget within the margin.
 
     ``state`` is ``holds`` (``budget_tokens`` says from where), ``open`` where no budget is proven and one may hold, or
-    ``fails`` where all are worse. Variants that are named as their method alone, with budgets that do not grow, and
+    ``fails`` where all are worse. The variants of ``Run.plain`` with budgets that do not grow, on
     tasks that say something.
     """
     losses = run.losses
@@ -294,10 +294,8 @@ def smallest_budgets(run: Run) -> pd.DataFrame:
         return pd.DataFrame()
     sizes = run.summary[["model", "suite", "task", "context", "variant", "budget", "budget_tokens"]].drop_duplicates()
     rows = losses.merge(sizes, on=["model", "suite", "task", "context", "variant", "budget"])
-    plain = [run.methods.get(v) == v and v != REFERENCE and v not in run.growing for v in rows.variant]
-    rows = run.leading(
-        rows[(rows.verdict != "") & rows.budget_tokens.notna() & pd.Series(plain, index=rows.index, dtype=bool)]
-    )
+    rows = rows[rows.variant.isin(run.plain(rows.variant)) & ~rows.variant.isin([REFERENCE, *run.growing])]
+    rows = run.leading(rows[(rows.verdict != "") & rows.budget_tokens.notna()])
     found = []
     for key, part in groups(rows, ["model", "suite", "task", "context", "variant"], sort=False):
         holds = part[part.verdict == "within"].budget_tokens
