@@ -53,7 +53,7 @@ class CodeProblem:
         with _RELEASE.reading(f"{self.file}: the tests of {self.question_id} cannot be read"):
             with self.file.open("rb") as handle:
                 handle.seek(self.offset)
-                row = json.loads(handle.readline().decode("utf-8-sig"))
+                row = json.loads(handle.readline())
             if _tests_hash(row) != self.tests_hash:
                 raise ValueError("the file has changed since its problems were read")
             public = row["public_test_cases"]

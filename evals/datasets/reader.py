@@ -210,12 +210,9 @@ def json_rows(data: DataSet, lines: Iterable[bytes], name: str) -> Iterator[Row]
     for number, line in enumerate(lines, start=1):
         if line.strip():
             empty, where = False, f"{name}, line {number}"
-            text = _decoded(data, line, name, number)
-            if text.lstrip().startswith("["):
-                raise data.unavailable(
-                    f"{where} begins a JSON array; one object a line is expected: convert with `jq -c '.[]'`"
-                )
-            yield _object(data, _json(data, text, where), where, offset)
+            with data.reading(f"{where} cannot be read as JSON"):
+                value = json.loads(line)
+            yield _object(data, value, where, offset)
         offset += len(line)
     if empty:
         raise data.unavailable(f"{name} is empty")
@@ -244,7 +241,9 @@ def read_json(data: DataSet, file: Path) -> Any:
     Raises:
         DataUnavailableError: the file is empty, in another encoding than UTF-8, or no JSON.
     """
-    return _json(data, read_text(data, file), str(file))
+    text = read_text(data, file)
+    with data.reading(f"{file} cannot be read as JSON"):
+        return json.loads(text)
 
 
 def read_text(data: DataSet, file: Path) -> str:
@@ -254,7 +253,7 @@ def read_text(data: DataSet, file: Path) -> str:
         DataUnavailableError: the file holds no text, or is in another encoding than UTF-8.
     """
     with data.reading(f"{file} cannot be read"):
-        text = _decoded(data, file.read_bytes(), str(file)).replace("\r\n", "\n").replace("\r", "\n")
+        text = file.read_text(encoding="utf-8-sig")
     if not text.strip():
         raise data.unavailable(f"{file} is empty")
     return text
@@ -292,11 +291,6 @@ def as_text(value: Any, *, blank: bool = True) -> str:
     return str(value)
 
 
-def _json(data: DataSet, text: str, where: str) -> Any:
-    with data.reading(f"{where} cannot be read as JSON"):
-        return json.loads(text)
-
-
 def _object(data: DataSet, value: Any, where: str, offset: int = 0) -> Row:
     if not isinstance(value, dict):
         raise data.unavailable(f"{where} is {shown(value)}; an object, {{...}}, is expected")
@@ -318,22 +312,6 @@ def _trec_rows(data: DataSet, file: Path) -> list[Row]:
         raise data.unavailable(f"{file} has no line 'COARSE:fine question'")
     rows = [{"text": text, "coarse_label": label.partition(":")[0], "fine_label": label} for label, text in pairs]
     return _numbered(data, rows, str(file))
-
-
-def _decoded(data: DataSet, raw: bytes, name: str, line: int = 1) -> str:
-    """Return UTF-8 as text, without a byte order mark; ``line`` is the number of the first line."""
-    if raw.startswith(b"\x1f\x8b"):
-        raise data.unavailable(f"{name} is packed with gzip; unpack it with `gunzip`, or fetch it again")
-    guess = "UTF-16" if b"\0" in raw else "LATIN1"
-    try:
-        if guess == "LATIN1":
-            return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line += raw.count(b"\n", 0, error.start)
-    raise data.unavailable(
-        f"{name}, line {line} is not UTF-8 but most likely {guess}; convert the file with `iconv -f {guess} -t UTF-8`,"
-        " or fetch it again"
-    )
 
 
 def _library_rows(data: DataSet, source: str, revision: str | None) -> list[Row]:

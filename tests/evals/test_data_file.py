@@ -127,11 +127,11 @@ def test_rows_that_are_none_are_refused_by_line(name: str, tmp_path: Path) -> No
     for content, said in (
         (b"", " is empty"),
         (b" \n\n", " is empty"),
-        (good.encode("utf-16"), ", line 1 is not UTF-8 but most likely UTF-16; convert the file with `iconv -f UTF-16"),
-        (good.encode("utf-16-le"), ", line 1 is not UTF-8 but most likely UTF-16"),
-        (lines(row) + "é".encode("latin-1"), ", line 4 is not UTF-8 but most likely LATIN1; convert"),
-        (array.encode(), ", line 1 begins a JSON array; one object a line is expected: convert with `jq"),
-        (json.dumps([row], indent=1).encode(), ", line 1 begins a JSON array"),
+        (good.encode("utf-16"), ", line 1 cannot be read as JSON: UnicodeDecodeError: 'utf-16"),
+        (lines(row) + "é".encode("latin-1"), ", line 4 cannot be read as JSON: UnicodeDecodeError: 'utf-8'"),
+        (gzip.compress(good.encode()), ", line 1 cannot be read as JSON: UnicodeDecodeError: 'utf-8'"),
+        (array.encode(), ", line 1 is [{"),
+        (json.dumps([row], indent=1).encode(), ", line 1 cannot be read as JSON"),
         (lines(row) + b"3\n", ", line 4 is 3; an object"),
         (lines(row) + b"null\n", ", line 4 is null"),
         (lines(row) + b'"text"\n', ', line 4 is "text"'),
@@ -156,7 +156,6 @@ def test_values_that_no_answer_can_equal_are_refused_by_line(tmp_path: Path) -> 
 def test_what_is_no_text_is_refused_by_line(tmp_path: Path) -> None:
     for row in (b'{"problem": "a \\ud800", "answer": "5"}', lines(MATH | {"problem": ""})):
         assert "as 'problem'; a string with text is expected" in refusal("math", tmp_path, row)
-    assert " is packed with gzip" in refusal("math", tmp_path, gzip.compress(lines(MATH)))
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -187,8 +186,7 @@ def test_csv_is_held_to_the_same(tmp_path: Path) -> None:
         (f"{header}\n".encode(), "has a header and no row"),
         (f"{header}\nq,r,w1,w2,w3\nq,r,w1\n".encode(), "line 3 lacks 'Incorrect Answer 2'"),
         (f"{header}\nq,r,w1,,w3\n".encode(), "line 2 has \"\" as 'Incorrect Answer 2'"),
-        (f"{header}\né,r,w1,w2,w3\n".encode("latin-1"), "line 2 is not UTF-8"),
-        (f"{header}\né,r,w1,w2,w3\n".encode("utf-16"), "line 1 is not UTF-8 but most likely UTF-16"),
+        (f"{header}\né,r,w1,w2,w3\n".encode("latin-1"), "cannot be read: UnicodeDecodeError"),
         (f"{header}\nWho, when?,r,w1,w2,w3\n".encode(), "line 2 has more than 5 fields"),
         (b"a,b\n1,2\n", "line 2 lacks 'Question'"),
     ):
@@ -202,7 +200,7 @@ def test_mmlu_is_held_to_the_same(tmp_path: Path) -> None:
     file = tmp_path / "anatomy_test.csv"
     file.write_text("q,a,b,c,d,C\n")
     assert len(longgenbench.read_groups(tmp_path, "mmlu", 1)) == 1
-    for content, said in ((b"", "is empty"), (b"q,a,b,C\n", "line 1 lacks 'D'"), (b"\xe9,a,b,c,d,C\n", "not UTF-8")):
+    for content, said in ((b"", "is empty"), (b"q,a,b,C\n", "line 1 lacks 'D'"), (b"\xe9,a,b,c,d,C\n", "utf-8")):
         file.write_bytes(content)
         with pytest.raises(DataUnavailableError, match=f"anatomy_test.csv.*{said}.*git clone"):
             longgenbench.read_groups(tmp_path, "mmlu", 9)  # of too few rows, but no less wrong
@@ -214,7 +212,7 @@ def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
         archive.write_bytes(content)
         with pytest.raises(DataUnavailableError, match=r"qasper.jsonl in .* cannot be read: .*curl"):
             longbench.read_v1_rows(tmp_path, "qasper", 1)
-    for content, said in ((b"", "is empty"), (lines(LONGBENCH).decode().encode("utf-16"), "line 1 is not UTF-8")):
+    for content, said in ((b"", "is empty"), (lines(LONGBENCH).decode().encode("utf-16"), "line 1 cannot be read as JSON")):
         with zipfile.ZipFile(archive, "w") as zipped:
             zipped.writestr("data/qasper.jsonl", content)
         with pytest.raises(DataUnavailableError, match=f"data.zip:data/qasper.jsonl,? {said}.*curl"):
@@ -238,9 +236,10 @@ def test_texts_and_documents_are_held_to_the_same(tmp_path: Path) -> None:
     ]
     for file, ask in asks:
         for content, said in (
-            (b"", "is empty"), ("text\né".encode("utf-16"), "line 1 is not UTF-8 but most likely UTF-16"),
-            (b"text\n\xe9", "line 2 is not UTF-8 but most likely LATIN1"),
-        ):  # fmt: skip
+            (b"", "is empty"),
+            ("text\né".encode("utf-16"), "cannot be read: UnicodeDecodeError"),
+            (b"text\n\xe9", "cannot be read: UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9 in position 5"),
+        ):
             (tmp_path / file).write_bytes(content)
             with pytest.raises(DataUnavailableError, match=f"{Path(file).name},? {said}.*(fetch|set data)"):
                 ask(tmp_path)
