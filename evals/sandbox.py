@@ -43,8 +43,8 @@ REMEDY = (
     "kernel.apparmor_restrict_unprivileged_userns=0` or `docker run --security-opt seccomp=unconfined --security-opt "
     "apparmor=unconfined --cap-add SYS_ADMIN`"
 )
-_LIBRARIES = "/etc/ld.so.cache"
-"""Tells the loader where libraries are, an interpreter's own in /usr/local/lib for one."""
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
+"""Of the host, those that it has; the cache tells the loader where libraries are, an interpreter's own for one."""
 _POLL_SECONDS = 0.02
 _FIRST_UID = 1_500_000_000  # far above what distributions and container ranges hand out
 _runs = itertools.count()
@@ -181,17 +181,10 @@ def sandboxed(
         "--cap-drop", "ALL", *privilege,
         "--dev", "/dev", "--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp",
     ]  # fmt: skip
-    for path in map(Path, ("/usr", "/bin", "/lib", "/lib64")):
-        if path.is_symlink():
-            command += ["--symlink", str(path.readlink()), str(path)]
-        elif path.is_dir():
-            command += ["--ro-bind", str(path), str(path)]
-    for path in dict.fromkeys((Path(sys.base_prefix), Path(sys.prefix), *readable)):
-        if not path.is_relative_to("/usr"):
-            for parent in [*path.parents][-2::-1]:
-                command += ["--perms", "0755", "--dir", str(parent)]
-            command += ["--ro-bind", str(path), str(path)]
-    command += ["--perms", "0755", "--dir", "/etc", "--ro-bind-try", _LIBRARIES, _LIBRARIES]
+    for path in map(Path, dict.fromkeys((*_SYSTEM, sys.base_prefix, sys.prefix, *map(str, readable)))):
+        for parent in [*path.parents][-2::-1]:
+            command += ["--perms", "0755", "--dir", str(parent)]
+        command += ["--ro-bind-try", str(path), str(path)]
     with contextlib.ExitStack() as stack:
         descriptors = []
 
