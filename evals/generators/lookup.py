@@ -159,13 +159,9 @@ def _table(rng: random.Random, count: int, wording: Wording) -> dict[str, str]:
 
 
 def _ask(
-    rng: random.Random,
-    table: dict[str, str],
-    pointers: dict[str, str],
-    asked: list[str],
-    total_chars: int,
+    rng: random.Random, table: dict[str, str], pointers: dict[str, str], asked: list[str], total_chars: int,
     wording: Wording,
-) -> Episode:
+) -> Episode:  # fmt: skip
     question = wording.question("?", asked)
     items = tuple(wording.item(name, table, pointers) for name in asked)
     answer = wording.answer(items)
