@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from longdecode.evals.scoring.math_answer import box_contents
-from longdecode.evals.scoring.plain_text import plain
+from longdecode.evals.scoring.answer_text import box_contents, plain
 
 # A letter is no choice where it is part of a formula (``A = 3``, ``C-H``, ``B_1``), or one of two (``B or C.``).
 _LETTER = (

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.scoring.answer_text import normalized
 from longdecode.evals.scoring.choice_letter import chosen_letter
-from longdecode.evals.scoring.string_match import normalized
 
 Classes = Sequence[str] | None
 _FIRST_LETTER = re.compile(r"\W*([A-D])\b(?!\s+[a-z])")  # "A table shows" names no choice

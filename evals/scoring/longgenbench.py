@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
-from longdecode.evals.scoring.plain_text import plain
+from longdecode.evals.scoring.answer_text import plain
 
 _ORIGINAL_NUMBER = re.compile(r"\d*\.?\d+")
 _ORIGINAL_SPAN = re.compile(r"(?<=:\n)(.*?)(?=\n\n|$)", re.DOTALL)

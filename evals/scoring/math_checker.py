@@ -24,8 +24,7 @@ from typing import Any
 
 from longdecode.engine.errors import LongDecodeError, ScoreTimeoutError
 from longdecode.evals import sandbox
-from longdecode.evals.scoring.math_answer import final_answer
-from longdecode.evals.scoring.plain_text import folded, plain
+from longdecode.evals.scoring.answer_text import final_answer, folded, plain
 
 DEADLINE_SECONDS, WALL_SECONDS = 10.0, 60.0
 """Most processor and clock time of a comparison; the slowest right answer of five data sets takes under a second."""

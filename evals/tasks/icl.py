@@ -19,7 +19,7 @@ from typing import Literal
 
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.reader import SOURCES, read_rows
-from longdecode.evals.scoring.string_match import exact_match
+from longdecode.evals.scoring.answer_text import exact_match
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context
 

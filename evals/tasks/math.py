@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
+from longdecode.evals.scoring.answer_text import final_answer, integer_answer, plain
 from longdecode.evals.scoring.choice_letter import chosen_letter
-from longdecode.evals.scoring.math_answer import final_answer, integer_answer
 from longdecode.evals.scoring.math_checker import Rule, shared_checker
-from longdecode.evals.scoring.plain_text import plain
 from longdecode.evals.tasks.base import Data, ReasoningTask, Sample, Score, Suite
 
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."

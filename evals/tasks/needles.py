@@ -9,7 +9,7 @@ from functools import partial
 
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators.ruler import NOISE, random_uuid
-from longdecode.evals.scoring.string_match import substring_exact_match
+from longdecode.evals.scoring.answer_text import substring_exact_match
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context
 

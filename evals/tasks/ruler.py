@@ -20,7 +20,7 @@ from longdecode.evals.datasets.reader import SOURCES, as_text, read_json, read_t
 from longdecode.evals.generators import ruler as make
 from longdecode.evals.generators.prose import Episode
 from longdecode.evals.generators.ruler import DocumentQuestion, NiahSpec
-from longdecode.evals.scoring.string_match import string_match_all
+from longdecode.evals.scoring.answer_text import string_match_all
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context, largest_fitting
 

@@ -14,7 +14,7 @@ import pytest
 from json_lines import write_rows
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.scoring.string_match import exact_match
+from longdecode.evals.scoring.answer_text import exact_match
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.icl import SETS, ManyShot, label_question, read_texts
 from longdecode.evals.tasks.registry import get_task

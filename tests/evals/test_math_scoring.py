@@ -17,7 +17,7 @@ from json_lines import read_rows
 from longdecode.engine.errors import ScoreTimeoutError
 from longdecode.evals.sandbox import SandboxUnsupportedError, require_sandbox
 from longdecode.evals.scoring import math_checker
-from longdecode.evals.scoring.math_answer import final_answer, integer_answer
+from longdecode.evals.scoring.answer_text import final_answer, integer_answer
 from longdecode.evals.scoring.math_checker import CheckerError, MathChecker, Rule
 from longdecode.evals.tasks.math import MathTask, Problem
 

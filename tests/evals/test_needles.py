@@ -12,7 +12,7 @@ from fake_tokenizer import pieces
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.generators.ruler import NOISE as FILLER
-from longdecode.evals.scoring.string_match import substring_exact_match
+from longdecode.evals.scoring.answer_text import substring_exact_match
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.needles import PLACES, QUESTION, ask, passkey_text
 from longdecode.evals.tasks.registry import get_task, suite_tasks

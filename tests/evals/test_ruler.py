@@ -14,7 +14,7 @@ from fake_tokenizer import pieces
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators.ruler import ask, needle
-from longdecode.evals.scoring.string_match import string_match_all
+from longdecode.evals.scoring.answer_text import string_match_all
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.fitting import largest_fitting
 from longdecode.evals.tasks.registry import get_task, suite_tasks
