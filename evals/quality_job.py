@@ -38,7 +38,7 @@ class QualityJob(ModelJob):
     """
 
     def __init__(self, config: RunConfig, model: str, suite: str, device: torch.device):
-        self.suite, self.spec = suite, config.suites[suite]
+        self.suite, self.spec, self.data_hash = suite, config.suites[suite], hash_data(config, suite)
         self.tasks = {name: get_task(name, config.data, suite) for name in self.spec.tasks}
         self.failure: CheckpointError | None = None
         try:
@@ -51,11 +51,6 @@ class QualityJob(ModelJob):
     def eos_ids(self) -> frozenset[int]:
         """The checkpoint's end-of-sequence and end-of-turn tokens."""
         return eos_ids(self.folder, self.tokenizer)
-
-    @functools.cached_property
-    def data_hash(self) -> str:
-        """Hash of the data sets that the suite reads."""
-        return hash_data(self.config, self.suite)
 
     def samples(self, task: Task, context: int) -> list[Sample]:
         """Make all samples of a task at a context.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product
@@ -70,6 +69,9 @@ class GenerationJob(ModelJob):
         self.generation, self.spec = config.generation, config.generation.runs[name]
         super().__init__(config, self.spec.model, device)
         self.gate = Gate(config, device, output.parent.parent / "gate")
+        # A sampler is a task, a prompt's length the context.
+        places = product(self.spec.prompts, self.spec.samplers, self.spec.named)
+        self.cells = [Cell(v, s, prompt, budget) for prompt, s, v in places for budget in config.budgets_of(v)]
 
     @cached_property
     def origin(self) -> Provenance:
@@ -84,15 +86,6 @@ class GenerationJob(ModelJob):
             "budgets": {name: repr(self.config.budgets_of(name)) for name in used}, "seed": self.config.seed,
         }  # fmt: skip
         return self.provenance(settings, code, hash_texts(file_hashes(files)))
-
-    @cached_property
-    def cells(self) -> Sequence[Cell]:
-        """Every cell; a sampler is a task, a prompt's length the context."""
-        return [
-            Cell(variant, sampler, prompt_tokens, budget)
-            for prompt_tokens, sampler, variant in product(self.spec.prompts, self.spec.samplers, self.spec.named)
-            for budget in self.config.budgets_of(variant)
-        ]
 
     @cached_property
     def decoder(self) -> Decoder:

@@ -97,7 +97,8 @@ def equivalent(gold: str, answer: str, rule: Rule | None = None) -> bool:
     if rule.drop_units and _number(gold) is not None:
         if _SEVERAL.search(plain(answer)):
             return False
-        answer = _without_unit(answer)
+        if found := _UNIT_AFTER_NUMBER.fullmatch(answer):
+            answer = found["number"]
     answer = _plain(answer)
     if rule.absolute or rule.relative:
         golds, answers = _numbers(gold), _numbers(answer)
@@ -164,11 +165,6 @@ def _plain(text: str) -> str:
 def _letters(found: re.Match[str]) -> str:
     """A single upright letter is a name; a longer word is most likely a unit and stays upright."""
     return found[1] if len(found[1]) == 1 else found[0]
-
-
-def _without_unit(answer: str) -> str:
-    found = _UNIT_AFTER_NUMBER.fullmatch(answer)
-    return found["number"] if found else answer
 
 
 def _numbers(text: str) -> list[float] | None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from longdecode.evals import config_values as typed
@@ -51,9 +50,7 @@ _TAKES = {
 """The keys of each kind, beside ``bench``, ``model``, ``batches`` and ``rounds``."""
 
 
-RAW_SHAPES: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8")
-)
+RAW_SHAPES: dict[str, dict[str, Any]] = typed.read_yaml(Path(__file__).with_name("shapes.yaml"))
 """Shapes by name, in the format of a config.json."""
 
 
