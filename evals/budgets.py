@@ -81,15 +81,11 @@ def native_budget(
             return 0
 
     tokens = bisect_right(range(1, context + 1), round(share * full_bytes), key=price)
-    costs = {near: cost for near in (tokens, tokens + 1) if 1 <= near <= context and (cost := price(near))}
+    costs = {at: cost for at in (tokens, tokens + 1) if 1 <= at <= context and (cost := price(at))}
     if costs.get(tokens, 0) >= (1 - TOLERANCE) * share * full_bytes:
         return tokens
-    sides = [f"{100 * cost / full_bytes:.1f} % at {near} tokens" for near, cost in costs.items()]
-    least = "jumps over it: " if tokens in costs else "reads more at every budget: "
-    raise UnsupportedCellError(
-        f"no budget reads {100 * share:g} % of Full's bytes at {context} tokens; the method "
-        f"{least}{' and '.join(sides) or 'none runs'}"
-    )
+    near = " and ".join(f"{100 * cost / full_bytes:.1f} % at {at}" for at, cost in costs.items()) or "none runs"
+    raise UnsupportedCellError(f"no budget reads {100 * share:g} % of Full's bytes at {context} tokens; nearest {near}")
 
 
 def token_share(text: str) -> float | None:

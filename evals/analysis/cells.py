@@ -263,12 +263,11 @@ def _row(cell: Cell, members: Sequence[Sequence[Record]], spread: Spread) -> dic
     first, metrics = records[0], sorted({r.metric for r in records})
     status = next((status for found in members if (status := status_of(found)) != "ok"), "ok")
     names = sorted({name for r in records for name in r.measures if not name.endswith("_ms")})
-    row: dict[str, Any] = {
-        "suite": cell.suite, "task": cell.task, "model": cell.model, "method": first.method, "variant": cell.variant,
-        "metric": metrics[0] if len(metrics) == 1 else f"mean of {', '.join(metrics)}",
-        "params": json.dumps(first.params, sort_keys=True), "budget": cell.budget, "budget_tokens": first.budget_tokens,
-        "context": cell.context, "batch": cell.batch, "n": sum(r.status == "ok" for r in records), "unit": first.unit,
-        "status": status, "n_timeout": sum(map(is_unscored, records)),
+    row: dict[str, Any] = cell._asdict() | {
+        "method": first.method, "params": json.dumps(first.params, sort_keys=True), "unit": first.unit,
+        "metric": metrics[0] if len(metrics) == 1 else f"mean of {', '.join(metrics)}", "status": status,
+        "budget_tokens": first.budget_tokens, "n": sum(r.status == "ok" for r in records),
+        "n_timeout": sum(map(is_unscored, records)),
         "device": _joined(r.provenance.device for r in records),
         "revision": _joined(r.provenance.short_revision for r in records),
         "data_source": _joined(r.data_source for r in records),

@@ -201,9 +201,8 @@ def _row(members: Sequence[Pair], task: str, cells: Cells, statuses: Statuses, s
     elif a.model != b.model and status != "baseline_fails":
         status = "one_training"
     a_value, b_value = (scale * float(stats.mean_of_groups(*side)) for side in zip(*units, strict=True))
-    return {
-        "a": a.variant, "b": b.variant, "model": a.model, "b_model": b.model, "suite": a.suite, "task": task,
-        "context": a.context, "batch": a.batch, "budget": a.budget, "b_budget": b.budget,
+    return a._asdict() | {
+        "a": a.variant, "b": b.variant, "b_model": b.model, "task": task, "b_budget": b.budget,
         "n": sum(map(len, gaps)), "a_value": a_value, "b_value": b_value,
         "difference": scale * found.value, "low": scale * found.low, "high": scale * found.high, "unit": unit,
         "better": "higher" if records[0].higher_is_better else "lower", "margin": stats.MARGINS.get(unit),
