@@ -88,7 +88,7 @@ def measure_retrospection(config: RunConfig, model: str, output: Path) -> None:
     """
     spec = config.retrospection
     rows: list[tuple[object, ...]] = []
-    spread = Spread(config.confidence, RESAMPLES, config.seed)
+    spread = Spread(resamples=RESAMPLES, seed=config.seed)
     with lease_gpu(resolve_device(config.device)) as target:
         job, task = ModelJob(config, model, target), get_task(spec.models[model], config.data)
         for context in spec.contexts:

@@ -32,8 +32,6 @@ class RunConfig(typed.Part):
     """One run, as its configuration file says it; ``source`` names the file."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
-    confidence: ClassVar[float] = 0.95
-    bootstrap_resamples: ClassVar[int] = 10_000
 
     profile: Annotated[typed.Name, Field(description="Names results/<profile> and reports/<profile>.")]
     models: Annotated[Mapping[typed.Name, specs.ModelSpec], Field(min_length=1)]

@@ -42,9 +42,9 @@ class Interval(NamedTuple):
 class Spread:
     """Coverage, bootstrap draws and seed of a run's intervals."""
 
-    confidence: float
-    resamples: int
-    seed: int
+    confidence: float = 0.95
+    resamples: int = 10_000
+    seed: int = 0
 
 
 def generator(*identity: object) -> np.random.Generator:

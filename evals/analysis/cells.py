@@ -52,7 +52,6 @@ _SPEED_INTEGERS = (
 )  # fmt: skip
 _PER_TOKEN_STAGES = ("step", "no_selection", "no_attention")
 _PER_TOKEN_BENCHES = ("offload", "own_choices")
-_SPEED_SPREAD = Spread(confidence=0.95, resamples=10_000, seed=0)
 
 
 class CellError(LongDecodeError):
@@ -291,7 +290,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def speed_table(records: Iterable[SpeedRecord], spread: Spread = _SPEED_SPREAD) -> pd.DataFrame:
+def speed_table(records: Iterable[SpeedRecord], spread: Spread) -> pd.DataFrame:
     """Return speed.csv: medians, intervals of the ratio, and floors from the best read rate seen on the same device.
 
     Disturbed samples are counted and left out of every statistic.

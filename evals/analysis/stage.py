@@ -44,7 +44,7 @@ def write_tables(folder: Path) -> list[Path]:
     config_path, paths = folder / "config.yaml", [folder / name for name in RESULT_TABLES]
     run = load_run_config(config_path)
     manifest.require(folder, (path for path in manifest.listed(folder) if path.parent != folder or path.name in READ))
-    spread = Spread(run.confidence, run.bootstrap_resamples, run.seed)
+    spread = Spread(seed=run.seed)
     declared = load_declarations(PAPERS)
     requests = [request for paper in declared.values() for request in paper.pairs]
     pools = {name: tasks for paper in declared.values() for name, tasks in paper.pools.items()}

@@ -17,9 +17,9 @@ from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.books import UNSEEN, read_books
 from longdecode.evals.datasets.reader import SOURCES, read_text
-from longdecode.evals.generators import chain, lookup, narrative
+from longdecode.evals.generators import narrative
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
-from longdecode.evals.tasks.episodes import EpisodeTask
+from longdecode.evals.tasks.episodes import CHAIN, LOOKUP, EpisodeTask
 from longdecode.evals.tasks.fitting import fill_context, has_tokens, head_end, tail_start, window
 from longdecode.evals.tasks.needles import JsonKv
 
@@ -293,8 +293,8 @@ SUITES: Mapping[str, Suite] = {
     "mini_book": Suite(_tasks("mini_book"), data=("pg19",)),
     "tuning": Suite(
         {
-            "tuning_lookup_20": partial(EpisodeTask, lookup.longgen, 20),
-            "tuning_chain_12": partial(EpisodeTask, chain.chain, 12),
+            "tuning_lookup_20": partial(EpisodeTask, LOOKUP, "longgen", 20),
+            "tuning_chain_12": partial(EpisodeTask, CHAIN, "chain", 12),
             "tuning_json_kv": JsonKv,
             **_tasks("tuning"),
         },

@@ -20,6 +20,7 @@ from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, load_run_config
+from longdecode.evals.stats import Spread
 from longdecode.evals.store import results_root
 from longdecode.evals.throughput.decode import DecodeBench
 from longdecode.evals.throughput.equal_memory import EqualMemoryBench, OwnChoicesBench
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder, fresh = asked.output or Path("results") / run.profile / "speed", []
         for name in asked.jobs or run.throughput.jobs:
             fresh += measure_speed(run, name, folder / f"{name}.parquet", choose=chosen)
-        table = speed_table(fresh)[_SHOWN].dropna(axis=1, how="all")
+        table = speed_table(fresh, Spread())[_SHOWN].dropna(axis=1, how="all")
         print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep="") if fresh else "nothing was timed")
     except LongDecodeError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None

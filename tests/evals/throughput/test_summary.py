@@ -89,7 +89,7 @@ def test_an_ops_own_sizes_stand_in_the_table(speed_record: Make) -> None:
 def test_stored_records_give_the_committed_table(folder: Path) -> None:
     """Frozen before the benchmarks were put on one harness: no number of a committed run may change."""
     frozen = pd.read_csv(folder / "speed.csv")
-    table = speed_table(read_folder(folder / "speed", SpeedRecord))
+    table = speed_table(read_folder(folder / "speed", SpeedRecord), Spread())
     key = ["bench", "model", "method", "variant", "params", "stage", "context", "batch", "budget"]
     both = frozen.merge(table.reset_index(drop=True), on=key, how="outer", suffixes=("", "_now"), indicator=True)
     assert (both["_merge"] == "both").all() and len(both) == len(frozen) == len(table)
