@@ -23,12 +23,9 @@ MARKERS = {"triton": ' ; sys_platform == "linux"'}
 
 def pins(freeze: str) -> list[str]:
     """One requirement a package, without local build tags, installers or the project itself."""
-    lines = []
-    for line in freeze.splitlines():
-        name, found, version = line.strip().partition("==")
-        if found and name not in NOT_OURS:
-            lines.append(f"{name}=={version.partition('+')[0]}{MARKERS.get(name.lower(), '')}")
-    return sorted(lines, key=str.lower)
+    named = (line.strip().partition("==") for line in freeze.splitlines())
+    kept = ((name, version.partition("+")[0]) for name, found, version in named if found and name not in NOT_OURS)
+    return sorted((f"{name}=={version}{MARKERS.get(name.lower(), '')}" for name, version in kept), key=str.lower)
 
 
 def main() -> None:

@@ -101,6 +101,23 @@ def tuning_records(config: RunConfig) -> dict[str, TuningRecord]:
     return {model: read_tuning(path) for model, name in config.tuning.records.items() if (path := Path(name)).is_file()}
 
 
+def require_records(config: RunConfig) -> dict[str, TuningRecord]:
+    """Return the tuning records of the run's models, all that the configuration names.
+
+    Raises:
+        ConfigError: one is not there; the message names the file and the variants that take values from it.
+    """
+    known = tuning_records(config)
+    for model, path in config.tuning.records.items():
+        if model not in known:
+            by = ", ".join(status.variant for status in tuning_statuses(config, model) if status.tuned is not None)
+            raise ConfigError(
+                f"{config.source}: tuning.records.{model}: {path}: no such tuning record, by which {by or 'none'} are "
+                "tuned; put it back, make it (`snakemake tune`), or leave the key out"
+            )
+    return known
+
+
 def tuned_variants(config: RunConfig) -> dict[str, str]:
     """Return the methods that have knobs to tune, each with its first variant that is compared with others."""
     found: dict[str, str] = {}
@@ -137,12 +154,9 @@ def tuning_statuses(config: RunConfig, model: str) -> list[TuningStatus]:
 
 def untuned_beside_tuned(config: RunConfig) -> dict[tuple[str, str], str]:
     """Return by model and variant what was not tuned of a variant that is compared with tuned ones."""
-    found: dict[tuple[str, str], str] = {}
-    for model in config.models:
-        statuses = tuning_statuses(config, model)
-        if any(status.tuned for status in statuses):
-            found |= {(model, s.variant): s.untuned or "defaults" for s in statuses if s.tuned is False}
-    return found
+    by_model = {model: tuning_statuses(config, model) for model in config.models}
+    beside = [(model, s) for model, mine in by_model.items() if any(s.tuned for s in mine) for s in mine]
+    return {(model, s.variant): s.untuned or "defaults" for model, s in beside if s.tuned is False}
 
 
 def _is_part(config: RunConfig, spec: MethodSpec) -> bool:
@@ -180,38 +194,31 @@ def require_fair(config: RunConfig) -> None:
     """Refuse a run that compares tuned methods with untuned ones.
 
     Raises:
-        ConfigError: a tuning record is missing, or methods are compared of which some are tuned and others are not; the
+        ConfigError: as ``require_records``; or methods are compared of which some are tuned and others are not; the
             message names both and the two ways out.
     """
+    known = require_records(config)
     if config.allow_untuned:
         return
 
-    def refuse(key: str, why: str) -> NoReturn:
-        raise ConfigError(f"{config.source}: {key}: {why}, {_OTHERWISE}")
+    def refuse(why: str) -> NoReturn:
+        raise ConfigError(f"{config.source}: {why}, {_OTHERWISE}")
 
-    paths, known = config.tuning.records, tuning_records(config)
-    for model in paths:
-        key, record = f"tuning.records.{model}", known.get(model)
-        if record is None:
-            refuse(key, f"{paths[model]}: no such tuning record; `snakemake tune` with this configuration makes it")
+    for model, record in known.items():
         if record.model != model and not _is_checkpoint(config.models[model].path, record.model_hash):
-            refuse(key, f"holds what was tuned on {record.model}; `snakemake tune` tunes on {model}")
+            refuse(f"tuning.records.{model}: holds what was tuned on {record.model}; `snakemake tune` tunes on {model}")
     for model in config.models:
         mine = tuning_statuses(config, model)
         tuned, untuned = ([status for status in mine if status.tuned is flag] for flag in (True, False))
         if tuned and untuned:
             refuse(
-                f"methods.{untuned[0].variant}",
-                f"on {model} {untuned[0].variant} is untuned ({untuned[0].untuned or 'defaults'}) and "
+                f"methods.{untuned[0].variant}: on {model} it is untuned ({untuned[0].untuned or 'defaults'}) and "
                 f"{tuned[0].variant} is tuned; {len(untuned)} of {len(mine)} variants are untuned. Tune all "
-                f"(`snakemake tune`, then tuning.records.{model})",
+                f"(`snakemake tune`, then tuning.records.{model})"
             )
         learned, made_up = ([status.variant for status in mine if status.learned is flag] for flag in (True, False))
         if made_up and learned:
-            refuse(
-                f"methods.{made_up[0]}",
-                f"on {model} the roles of {made_up[0]} are made up and those of {learned[0]} are learned; learn both",
-            )
+            refuse(f"methods.{made_up[0]}: on {model} its roles are made up, those of {learned[0]} learned; learn both")
 
 
 def _is_checkpoint(path: str, model_hash: str) -> bool:

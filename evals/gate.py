@@ -155,9 +155,8 @@ def gate_folder(output: Path) -> Path:
 
 def status_of(error: Exception) -> Status | None:
     """Return the status an error gives its cell, or ``None`` for an error that is no cell's own."""
-    if isinstance(error, errors.DeviceMemoryError | torch.cuda.OutOfMemoryError | MemoryError):
-        return "oom"
-    if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
+    on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    if on_cpu or isinstance(error, errors.DeviceMemoryError | torch.cuda.OutOfMemoryError | MemoryError):
         return "oom"
     if isinstance(error, errors.UnsupportedCellError):
         return "unsupported"

@@ -90,9 +90,7 @@ class Plan:
         if cores is not None and cores < 1:
             raise ConfigError(f"--cores {cores}: no job could run; give 1 or more, or `all`")
         self._on_cluster = on_cluster
-        self.run = run
-        self.root = root
-        self.cores = cores
+        self.run, self.root, self.cores = run, root, cores
         self.results = f"results/{run.profile}"
         self.report = f"reports/{run.profile}"
         on = {suite: [variant for variant in run.methods if suite in run.suites_of(variant)] for suite in run.suites}

@@ -21,30 +21,41 @@ DATA_FOLDER = "data"
 def look(run: RunConfig, made: Collection[str] = ()) -> None:
     """Check what takes no time: that folders and files are there, and config.json of each local checkpoint.
 
+    Raises:
+        ConfigError: the first of ``faults``, with the configuration's name.
+    """
+    for fault in faults(run, made):
+        raise ConfigError(f"{run.source}: {fault}")
+
+
+def faults(run: RunConfig, made: Collection[str] = ()) -> Iterator[str]:
+    """Yield what is wrong with the files that a run names, a line a file: the configuration's key and the fault.
+
     Args:
         run: the configuration.
         made: files that the run itself makes, such as role files.
-
-    Raises:
-        ConfigError: the message names the configuration, the key and what is wrong with the file.
     """
+    local = dict(_local_models(run, made))
     for model, named in run.models.items():
-        if fault := _absent(named.path):
-            raise ConfigError(f"{run.source}: models.{model}: {fault}")
-    for model, folder in _local_models(run, made):
-        with _blamed(run, f"models.{model}"):
-            read_config(found := resolve_checkpoint(folder))
-            if not any(found.glob("tokenizer*")) and not any(found.glob("vocab*")):
-                raise errors.CheckpointError(f"{found} has no tokenizer (tokenizer.json)")
+        if fault := _absent(named.path) or (_unread(local[model]) if model in local else None):
+            yield f"models.{model}: {fault}"
     for variant, spec in run.methods.items():
-        for model in run.models:
-            for path in spec.files_of(model):
-                if str(path) not in made and not path.is_file():
-                    what = f"{path}: {'is a folder' if path.is_dir() else 'no such file'}"
-                    raise ConfigError(f"{run.source}: methods.{variant}: {what}, and no rule of this run makes it")
+        for path in {path: None for model in run.models for path in spec.files_of(model)}:
+            if str(path) not in made and not path.is_file():
+                yield f"methods.{variant}: {path} is no file here, and no rule of this run makes it"
     for name, place in run.data.items():
         if place is not None and (fault := data_fault(name, place)):
-            raise ConfigError(f"{run.source}: data.{name}: {fault}")
+            yield f"data.{name}: {fault}"
+
+
+def _unread(folder: Path) -> str | None:
+    """Say why a checkpoint's shape cannot be read, or that it has no tokenizer."""
+    try:
+        read_config(found := resolve_checkpoint(folder))
+    except (ConfigError, errors.CheckpointError) as error:
+        return str(error)
+    has = any(found.glob("tokenizer*")) or any(found.glob("vocab*"))
+    return None if has else f"{found} has no tokenizer (tokenizer.json)"
 
 
 def data_fault(name: str, place: Path) -> str | None:

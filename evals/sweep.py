@@ -24,7 +24,7 @@ from longdecode.evals.budgets import Budget
 from longdecode.evals.config_values import read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
-from longdecode.evals.preflight import data_fault
+from longdecode.evals.preflight import data_fault, faults
 from longdecode.evals.run_config import Place, RecordFile, RunConfig, record_files, sizes_of
 from longdecode.evals.tasks.registry import folder_of, get_task
 from longdecode.evals.throughput.spec import RAW_SHAPES, SHARED_JOBS
@@ -92,7 +92,8 @@ def size_of(path: str) -> Size | None:
         config = config_here(path)
     except LongDecodeError:  # no checkpoint
         return None
-    weights = sum(file.stat().st_size for file in folder_here(path).glob("*.safetensors")) or 2.0 * config.parameters()
+    files = filter(Path.is_file, folder_here(path).glob("*.safetensors"))
+    weights = sum(file.stat().st_size for file in files) or 2.0 * config.parameters()
     return Size(weights, config.kv_bytes_per_token(2), read=config.parameters(read=True) / config.parameters())
 
 
@@ -129,13 +130,10 @@ def cost_of(run: RunConfig) -> Cost:
             cost.missing.append(f"the size of {model.path} is not known: hours and memory leave it out")
         if size and not here:
             cost.downloads[model.path] = size.weights
+    cost.missing += faults(run, plan.made)
     for name, place in run.data.items():
-        if place is not None and (fault := data_fault(name, place)):
-            cost.missing.append(f"data.{name}: {fault}")
-        elif place is not None and not place.expanduser().exists():
+        if place is not None and not data_fault(name, place) and not place.expanduser().exists():
             cost.downloads[f"data: {name}"] = SIZES["data"].get(name, 0.0)
-    tuned = (path for path in run.tuning.records.values() if not Path(path).is_file())
-    cost.missing += [f"no tuning record {path}: run the target tune first" for path in tuned]
     return cost
 
 

@@ -93,8 +93,7 @@ def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
     Raises:
         ConfigError: Full solves none of the tuning tasks, so that a score would choose nothing.
     """
-    spec = config.tuning
-    folder = config.models[model].checkpoint()
+    spec, folder = config.tuning, config.models[model].checkpoint()
     layers = read_config(folder).num_layers
     full = sweep(config, model, {REFERENCE_METHOD: MethodSpec(REFERENCE_METHOD)})[REFERENCE_METHOD]
     solved = _by_task(full)

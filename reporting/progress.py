@@ -17,7 +17,7 @@ STEPS = re.compile(r"^(\d+) of (\d+) steps")
 PLANNED = re.compile(r"^(\w+) +(\d+)$")
 SAID = re.compile(r"^(?!CalledProcessError|WorkflowError:$)\w+(Error|Exception)\b")
 """Lines that say what went wrong. The two left out say that a job failed, whose own error stands above them."""
-UNSAID = re.compile(r"Exception:$|^WorkflowError in rule .*:$")
+UNSAID = re.compile(r"Exception:$|^WorkflowError in rule .*:$|^MissingInputException(?!.* affected files: )")
 REFUSED = re.compile(r" n=0 (\w+: .+)")
 """End of the line of a cell without a record."""
 

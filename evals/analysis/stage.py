@@ -13,7 +13,7 @@ from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cel
 from longdecode.evals.analysis.comparisons import claims_table, comparisons_table, pareto_table
 from longdecode.evals.analysis.declaration import Tables, load_declarations
 from longdecode.evals.analysis.measures import measures_table
-from longdecode.evals.fairness import untuned_beside_tuned
+from longdecode.evals.fairness import require_records, untuned_beside_tuned
 from longdecode.evals.fingerprint import require_settings
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.run_config import RESULT_TABLES, load_run_config, record_files
@@ -36,6 +36,7 @@ def write_tables(folder: Path) -> list[Path]:
         folder: the results of a run: its config.yaml and records, and what else it measured.
 
     Raises:
+        ConfigError: a tuning record that the configuration names is not there.
         ManifestError: a file changed since it was written.
         CellError: records that cannot stand in one table.
         DeclarationError: a paper's declaration contradicts itself.
@@ -43,6 +44,7 @@ def write_tables(folder: Path) -> list[Path]:
     """
     config_path, paths = folder / "config.yaml", [folder / name for name in RESULT_TABLES]
     run = load_run_config(config_path)
+    require_records(run)
     manifest.require(folder, (path for path in manifest.listed(folder) if path.parent != folder or path.name in READ))
     spread = Spread(seed=run.seed)
     declared = load_declarations(PAPERS)

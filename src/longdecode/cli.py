@@ -86,10 +86,8 @@ def methods(context: typer.Context) -> None:
     from longdecode.methods.registry import load_card, method_names
 
     rows = []
-    for name in method_names():
-        card = load_card(name)
-        budget = card.limits.min_budget_tokens
-        paper = f"{card.paper.venue} {card.paper.year}" if card.paper else "-"
+    for name, card in ((name, load_card(name)) for name in method_names()):
+        budget, paper = card.limits.min_budget_tokens, f"{card.paper.venue} {card.paper.year}" if card.paper else "-"
         rows.append((name, card.title, card.family, "reads all" if budget is None else f"{budget}", paper))
     show(console, ("method", "title", "family", "least budget", "paper"), rows)
 
@@ -174,13 +172,15 @@ def plan(
     """Print jobs, GPU hours, memory a job, disk, downloads, what is missing or does not fit. Nothing runs."""
     from longdecode.evals.run_config import load_run_config
     from longdecode.evals.sweep import planned
+    from longdecode.learned import refusals
     from longdecode.running import config_file
 
     folder = next((path for path in (Path(profile), REPOSITORY / "config" / profile) if path.is_dir()), None)
     found = sorted(path for path in folder.glob("*.yaml") if path.name != "sizes.yaml") if folder else ()
     if folder and not found:
         raise ConfigError(f"{folder}: no configuration (*.yaml) in this folder")
-    console.print(*planned([load_run_config(path) for path in found or [config_file(profile)]]), sep="\n", markup=False)
+    runs = [load_run_config(path) for path in found or [config_file(profile)]]
+    console.print(*planned(runs), *refusals(runs), sep="\n", markup=False, soft_wrap=True)
 
 
 @app.command()

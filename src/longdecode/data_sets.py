@@ -114,10 +114,8 @@ def check(folder: Path) -> Iterator[tuple[str, ...]]:
     def fault(act: Callable[..., object], *given: object) -> str:
         try:
             act(*given)
-        except DataUnavailableError as error:
-            return str(error)
-        except UnsupportedCellError:  # read, but too long in bytes
-            return ""
+        except (DataUnavailableError, UnsupportedCellError) as error:  # of the latter it is read, but too long in bytes
+            return str(error) if isinstance(error, DataUnavailableError) else ""
         return ""
 
     for name, data in ((name, data) for name, data in here.items() if data):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.model_config import ModelConfig
+from longdecode.evals.fairness import require_fair
 from longdecode.evals.fingerprint import REPOSITORY, hash_files, hash_texts
+from longdecode.evals.plan import Plan
+from longdecode.evals.preflight import check, faults
 from longdecode.evals.sweep import folder_here
 
 if TYPE_CHECKING:
@@ -60,14 +63,27 @@ def require_own(run: RunConfig, made: Collection[str] = ()) -> None:
     for model, spec in run.models.items():
         folder = folder_here(spec.path)
         named = {path: name for name, v in run.methods.items() if v.runs_on(model) for path in v.files_of(model)}
-        there = named if any(folder.glob("*.safetensors")) else ()
-        for path in (path for path in there if str(path) not in made and path.is_file()):
-            about = _read(path)
-            if _owner(about) not in {None, *checkpoint_hashes(folder)}:
+        there = [path for path in named if str(path) not in made and path.is_file() and _owner(_read(path))]
+        own = checkpoint_hashes(folder) if there and any(folder.glob("*.safetensors")) else set[str]()
+        for path in there if own else ():
+            if _owner(about := _read(path)) not in own:
                 raise ConfigError(
                     f"{run.source}: methods.{named[path]}: {path} was learned on another checkpoint than {model}: "
                     f"{about['model']}, hash {_owner(about)[:12]}; docs/models.md says how to learn its own"
                 )
+
+
+def refusals(runs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield a line for each run that the workflow would refuse before its first job, where all files are here."""
+    for run in runs:
+        made = Plan(run, Path()).made
+        try:
+            require_fair(run)
+            if not any(faults(run, made)):
+                check(run, made, device=False)
+                require_own(run, made)
+        except LongDecodeError as error:
+            yield f"refused: {error}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE, STDOUT, Popen
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -25,6 +25,8 @@ from longdecode.evals.plan import checked, config_path, require_target
 from longdecode.evals.sweep import cells_of, cost_of, planned
 from longdecode.reporting import terminal
 from longdecode.reporting.progress import Told, clock
+
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # looked up here: a child must not between fork and exec
 
 
 def config_file(profile: str) -> Path:
@@ -54,7 +56,9 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     _require_writable(cache_folder()[0], "XDG_CACHE_HOME names another folder")
     _require_writable(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()), "TMPDIR names another folder")
     require_target(REPOSITORY, target)
-    path, changes = config_file(profile), _changes(given)
+    # A key without a value has none.
+    changes = {key: parse_yaml(value, f"--config {key}") for key, _, value in (item.partition("=") for item in given)}
+    path = config_file(profile)
     linked = f"link the models of the checkout there: ln -s {REPOSITORY / 'models'} ."
     if path.is_relative_to(REPOSITORY) and not Path("models").exists():
         raise ConfigError(f"{path}: its paths start at {REPOSITORY}; run there, or to have results here, {linked}")
@@ -64,7 +68,8 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     refusal = reached() if (wanted := cost_of(run).downloads) else ""
     if refusal:
         console.print(f"missing: {refusal}: {', '.join(wanted)} from earlier downloads, or not at all", markup=False)
-    _require_writable(results, f"run in another folder, and {linked}")
+    for folder in (results, *[page.parent] * (target == "all")):
+        _require_writable(folder, f"run in another folder, and {linked}")
     log = results / "run.log"
     console.print(f"log: {log}")
     told = Told(cells_of(run))
@@ -95,11 +100,6 @@ def _require_writable(folder: Path, remedy: str) -> None:
         raise ConfigError(f"{folder} cannot be written ({error.strerror}), and runs need it; {remedy}") from None
 
 
-def _changes(given: Sequence[str]) -> dict[str, Any]:
-    """Return the values of ``KEY=VALUE`` texts; a key without one has none."""
-    return {key: parse_yaml(value, f"--config {key}") for key, _, value in (item.partition("=") for item in given)}
-
-
 def _command(path: Path, cores: int, target: str, given: Sequence[str]) -> list[str]:
     command = [sys.executable, "-m", "snakemake", "--cores", str(cores), "--snakefile", str(REPOSITORY / "Snakefile")]
     profiles = ["--workflow-profile", str(REPOSITORY / "profiles" / "default")]
@@ -109,15 +109,17 @@ def _command(path: Path, cores: int, target: str, given: Sequence[str]) -> list[
 def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told, console: Console) -> int:
     """Run a command; all that it prints goes to the log, a line a finished job to the console.
 
-    A signal that ends this process ends the command first, whether or not the command got it too.
+    A signal that ends this process ends the command first, whether or not the command got it too; on Linux the command
+    also dies with a process that had no time for that.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src"), "PYTHONUNBUFFERED": "1"} | variables
+    parent = os.getpid()
     columns = (TextColumn("{task.description}"), BarColumn())
     with (
         log.open("ab", buffering=0) as kept,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+        Popen(
+            command, stdout=PIPE, stderr=STDOUT, errors="replace", env=environment, preexec_fn=lambda: _die_with(parent)
         ) as child,
         Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress,
     ):
@@ -139,3 +141,11 @@ def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told
             late.cancel()
             raise
     return child.returncode
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this child of ``parent`` when that dies, where it can; it may have died already."""
+    if _PRCTL:
+        _PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)

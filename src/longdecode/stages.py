@@ -148,9 +148,11 @@ def tables(job: Job) -> None:
 
 def report(job: Job) -> None:
     """Build the pages from what was written, all of it unchanged; end the run where an instrument check failed."""
+    from longdecode.engine.disk import writing
     from longdecode.reporting.build import build_checked
 
-    build_checked(Path(job.rule.input.config).parent, job.outputs[0].parent, job.inputs)
+    with writing(job.outputs[0].parent):
+        build_checked(Path(job.rule.input.config).parent, job.outputs[0].parent, job.inputs)
 
 
 _OWN = gate, evaluate, built_model, miniature_train, smollm2_train, tables, report

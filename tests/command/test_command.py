@@ -23,7 +23,6 @@ from longdecode.evals import manifest
 from longdecode.evals.datasets.reader import SOURCES
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.generators.prose import filler
-from longdecode.evals.preflight import data_fault
 from longdecode.evals.run_config import load_run_config
 from longdecode.methods.registry import METHOD_PATH_VARIABLE, method_names
 from longdecode.reporting import terminal
@@ -67,6 +66,7 @@ def results(place: Path) -> Path:
     folder = place / "results" / "mine"
     folder.mkdir(parents=True)
     text = (ROOT / "config" / "tiny.yaml").read_text().replace("profile: tiny", "profile: mine")
+    text = text.replace("models/miniature/tuning.json", str(ROOT / "models/miniature/tuning.json"))
     (folder / "config.yaml").write_text(text)
     names = ("task", "a", "b", "b_budget", "a_value", "b_value", "difference", "low", "high", "verdict")
     rows = [
@@ -98,7 +98,9 @@ def test_a_new_method_passes_the_gate(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv(METHOD_PATH_VARIABLE, str(into))
     shown = said("check", "last_ones", "--device", "cpu")
     assert "reads stay within budget" in shown and "last_ones passed the gate" in shown
-    refused(f"methods new --into '{into}'", {name: name for name in ("last_ones", "quest", "Two-Words")})
+    taken = ("last_ones", "quest", "Two-Words", "9lives", "class", "none", "selection", "None")
+    refused(f"methods new --into '{into}'", {name: name for name in taken})
+    refused("methods new", {"registry": r"methods/registry\.py is there"})
 
 
 def test_check_says_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +128,20 @@ def test_plan_prices_what_is_not_here_and_says_what_is_missing(tmp_path: Path) -
     assert "missing: the size of org/unheard-of is not known" in said("plan", str(own))
     own.write_text(tiny.replace("contexts: [1024]", "contexts: [99999]"))
     assert "does not fit: miniature reads 16,384 tokens at most: no score at [99999]" in said("plan", str(own))
+
+
+def test_plan_refuses_what_a_run_would_refuse(tmp_path: Path) -> None:
+    other, own = shutil.copytree(MINIATURE, tmp_path / "other"), tmp_path / "own.yaml"
+    text = (ROOT / "config" / "tiny.yaml").read_text().replace("models/miniature/weights", str(other))
+    own.write_text(text.replace("results/tiny/identification/miniature/hardkuma/roles.json", ROLES))
+    assert "refused" not in said("plan", own) and "missing" not in said("plan", own)
+    (other / "config.json").write_text((other / "config.json").read_text() + " ")
+    assert f"refused: {own}: methods.lychee: {ROLES} was learned on another checkpoint" in said("plan", own)
+    own.write_text(text.replace("models/miniature/tuning.json", "gone.json"))
+    assert f"refused: {own}: tuning.records.miniature: gone.json: no such tuning record, by which" in said("plan", own)
+    (other / "tokenizer.json").unlink()
+    (other / "tokenizer_config.json").unlink()
+    assert f"missing: models.miniature: {other} has no tokenizer" in said("plan", own)
 
 
 @pytest.mark.parametrize("table", ["pilot 18 task", "qwen-nosa 19 model", "h200 1 scores:"])
@@ -232,6 +248,7 @@ Finished jobid: 0 (Rule: evaluate_mini_recall)
 3 of 3 steps (100%) done
 """
 FAILED = "ConfigError: it broke\nRuleException:\nCalledProcessError in file a, line 7:\nWorkflowError in rule b:\nOlder"
+FAILED += "\nMissingInputException in rule c:\nMissing input files for rule c:\n    affected files:\n        d"
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -247,9 +264,10 @@ def test_a_run_shows_cells_done_and_ends_in_answer_warnings_and_path(
     assert done.exit_code == status and lines[2].startswith("mine ") and "GPU hours" in lines[1]
     # Four variants run on mini_recall, two on mini_book, each at one budget of one context.
     assert next(line for line in lines if line.startswith("[2/3]")).split("cells ")[1].startswith("2/6  about ")
-    assert (results / "run.log").read_text().startswith("rule gate:")
+    assert (results / "run.log").read_text().startswith("rule gate:") and Path("reports/mine").is_dir()
     if status:
-        assert lines[-3:-1] == ["ConfigError: it broke", "WorkflowError in rule b: Older"] and "/run.log" in lines[-1]
+        assert lines[-4:-2] == ["ConfigError: it broke", "WorkflowError in rule b: Older"] and "/run.log" in lines[-1]
+        assert lines[-2] == "MissingInputException in rule c: Missing input files for rule c: affected files: d"
         return
     *_, row, first, second, third = lines
     assert " ".join(row.split()) == "u 32,768 quest 1024 9 90 90 +0 (-1 to +1) % within 1.50 at batch 1"
@@ -378,10 +396,3 @@ def test_what_is_wrong_is_said_before_anything_is_written(place: Path, option: t
     with pytest.raises(ConfigError) as refused:
         said("run", "--model", MINIATURE, *option)
     assert expected in str(refused.value) and not [*place.iterdir()]
-
-
-def test_a_folder_of_data_is_no_hub_id() -> None:
-    for name, missing in (("ruler", "ruler/data"), ("ruler", "hub"), ("longbench", "data/longbench"), ("math", "a/b")):
-        assert "no such folder" in (data_fault(name, Path(missing)) or "")
-    for name, known in (("longbench", "zai-org/LongBench"), ("math", "hub"), ("pg19", "emozilla/pg19-test")):
-        assert data_fault(name, Path(known)) is None

@@ -311,3 +311,10 @@ def test_a_read_only_place_is_named(place: Path) -> None:
     plan = Plan(build_run_config(parse_yaml(BASE, "run.yaml"), "run.yaml"), Path())
     with pytest.raises(StorageError, match=r"results/trial could not be written: "):
         plan.hold_profile()
+
+
+def test_a_folder_of_data_is_no_hub_id() -> None:
+    for name, missing in (("ruler", "ruler/data"), ("ruler", "hub"), ("longbench", "data/longbench"), ("math", "a/b")):
+        assert "no such folder" in (preflight.data_fault(name, Path(missing)) or "")
+    for name, known in (("longbench", "zai-org/LongBench"), ("math", "hub"), ("pg19", "emozilla/pg19-test")):
+        assert preflight.data_fault(name, Path(known)) is None

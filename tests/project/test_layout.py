@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("engine", "kernels", "methods", "models", "training", "evals", "reporting")
 TEXT = {".py", ".smk", ".md", ".yaml", ".yml", ".toml", ".lock", ".rst", ".cff", ".html", ".css", ".js", ".json", ""}
 MACHINE_PATH = re.compile(r"(?<![\w./:-])/(?:home|Users|root|work|tmp|mnt|scratch)/[\w.-]+")
-SKIPPED = {"LICENSE"}
 QUESTION = re.compile(r'^\s*r?"""(?:What|How|Whether|Where|Which)\b.*', re.MULTILINE)
 
 
@@ -39,23 +38,16 @@ def test_rooms_are_namespaces_reached_through_links(room: str) -> None:
 
 
 def test_no_file_names_a_place_on_one_machine() -> None:
-    found = []
-    for path in tracked():
-        if path.suffix not in TEXT or path.name in SKIPPED or path == Path(__file__) or path.is_symlink():
-            continue
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-            if match := MACHINE_PATH.search(line):
-                found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()}")
-    assert not found, "\n".join(found)
+    own = {Path(__file__), ROOT / "LICENSE"}
+    files = [path for path in tracked() if path.suffix in TEXT and path not in own and not path.is_symlink()]
+    lines = [(f, n, line) for f in files for n, line in enumerate(f.read_text("utf-8", "replace").splitlines(), 1)]
+    found = [f"{f.relative_to(ROOT)}:{n}: {at.group()}" for f, n, line in lines if (at := MACHINE_PATH.search(line))]
+    assert lines and not found, "\n".join(found)
 
 
 def test_code_files_stay_readable() -> None:
-    long = {
-        str(path.relative_to(ROOT)): count
-        for path in tracked()
-        if path.suffix in (".py", ".smk") and (count := len(path.read_text().splitlines())) > 400
-    }
-    assert not long
+    code = [path for path in tracked() if path.suffix in (".py", ".smk")]
+    assert code and not [str(path) for path in code if len(path.read_text().splitlines()) > 400]
 
 
 def test_docstrings_begin_with_no_question_word() -> None:
@@ -81,9 +73,7 @@ def test_python_too_old_is_said_clearly(tmp_path: Path) -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    broken = []
-    for path in [ROOT / "README.md", ROOT / "config" / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
-            if "://" not in target and not target.startswith("mailto:") and not (path.parent / target).exists():
-                broken.append(f"{path.relative_to(ROOT)}: {target}")
-    assert not broken, "\n".join(broken)
+    files = [ROOT / "README.md", ROOT / "config" / "README.md", *(ROOT / "docs").rglob("*.md")]
+    links = [(f, to) for f in files for to in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", f.read_text("utf-8"))]
+    local = [(f, to) for f, to in links if "://" not in to and not to.startswith("mailto:")]
+    assert local and not [f"{f.relative_to(ROOT)}: {to}" for f, to in local if not (f.parent / to).exists()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pandas as pd
 import pytest
 import yaml
 
+from longdecode import running
 from longdecode.engine.device import resolve_device
+from longdecode.engine.disk import FileLock
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.budgets import Budget
 from longdecode.evals.plan import CLUSTER_THREADS, Plan
@@ -48,8 +51,6 @@ def test_auto_asks_a_cluster_for_a_gpu_and_a_job_without_one_refuses(write_confi
 
 
 def test_a_profile_has_one_run_at_a_time(snakemake: Any, write_config: Any, tmp_path: Path) -> None:
-    from longdecode.engine.disk import FileLock
-
     folder = tmp_path / "results" / "trial"
     folder.mkdir(parents=True)
     with FileLock(folder / ".lock"):
@@ -57,6 +58,19 @@ def test_a_profile_has_one_run_at_a_time(snakemake: Any, write_config: Any, tmp_
     last = done.stdout.strip().splitlines()[-1].partition(f"'trial' is being run by process {os.getpid()} of ")[2]
     assert done.returncode != 0 and " since 20" in last and "if its `longdecode run` was killed" in last
     assert not (folder / "config.yaml").exists()
+
+
+def test_a_killed_command_lets_go_of_its_profile(tmp_path: Path) -> None:
+    """Its child, which holds the lock as Snakemake does, is killed with it, or does not begin where that came first."""
+    take = "from longdecode.engine.disk import FileLock\nfrom pathlib import Path\nFileLock(Path('lock')).acquire()\n"
+    (tmp_path / "work.py").write_text(f"{take}import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(60)")
+    call = "r._follow([r.sys.executable, 'work.py'], {}, r.Path('log'), r.Told({}), r.Console())"
+    command = ["env", f"PYTHONPATH={ROOT / 'src'}", sys.executable, "-c", f"import longdecode.running as r; {call}"]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == -9
+    FileLock(tmp_path / "lock").acquire(wait_seconds=10)
+    for parent, status in ((os.getpid(), 0), (-1, 1)):
+        done = subprocess.run(["true"], preexec_fn=lambda parent=parent: running._die_with(parent), check=False)
+        assert done.returncode == status
 
 
 def test_a_plan_is_priced_by_the_steps_prefills_and_memory_that_were_measured() -> None:
@@ -76,14 +90,10 @@ def test_a_plan_is_priced_by_the_steps_prefills_and_memory_that_were_measured() 
     # Methods with a cache of their own are timed without the prompt beside it.
     run = load_run_config(ROOT / "config" / "h200.yaml")
     peaks = steps.groupby(["variant", "context", "batch"])["peak_bytes"]
-    for name, context, batch in (
-        ("full", 524288, 1),
-        ("quest", 524288, 1),
-        ("retro", 131072, 4),
-        ("lychee", 131072, 4),
-    ):
+    for place in (("full", 524288, 1), ("quest", 524288, 1), ("retro", 131072, 4), ("lychee", 131072, 4)):
+        name, context, batch = place
         needed = 16.06e9 + batch * (context * 131072 + kept_bytes(run, "llama3-8b", name, context, [Budget(4096)]))
-        assert 0.2e9 < peaks.max()[name, context, batch] - needed < 0.6e9 < RUNTIME_GB * 1e9
+        assert 0.2e9 < peaks.max()[place] - needed < 0.6e9 < RUNTIME_GB * 1e9
 
 
 def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -> None:

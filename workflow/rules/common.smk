@@ -8,9 +8,8 @@ from pathlib import Path
 from snakemake.utils import update_config
 
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
-SOURCES = str(ROOT / "src")
-sys.path.insert(0, SOURCES)
-PATHS = filter(None, [SOURCES, os.getenv("PYTHONPATH")])
+sys.path.insert(0, str(ROOT / "src"))
+PATHS = filter(None, [sys.path[0], os.getenv("PYTHONPATH")])
 os.environ.update(PYTHONPATH=os.pathsep.join(PATHS))
 # Snakemake puts this path into a job's shell command as it stands, where a space in it would end it.
 sys.executable = shlex.quote(sys.executable)

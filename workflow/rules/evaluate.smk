@@ -30,13 +30,11 @@ for SUITE, VARIANTS in PLAN.suite_variants.items():
         name:
             f"evaluate_{SUITE}"
         input:
-            model=lambda wildcards: PLAN.model_files(wildcards.model),
-            methods=lambda wildcards, variants=VARIANTS: PLAN.method_files(
-                variants_of(wildcards, variants), wildcards.model
+            model=lambda w: PLAN.model_files(w.model),
+            methods=lambda w, variants=VARIANTS: PLAN.method_files(
+                variants_of(w, variants), w.model
             ),
-            gates=lambda wildcards, variants=VARIANTS: PLAN.gate_files(
-                variants_of(wildcards, variants)
-            ),
+            gates=lambda w, variants=VARIANTS: PLAN.gate_files(variants_of(w, variants)),
         output:
             update(
                 RECORDS.format(suite=SUITE)
@@ -60,12 +58,8 @@ for SUITE, VARIANTS in PLAN.suite_variants.items():
             torch_threads=torch_threads,
         params:
             suite=SUITE,
-            variants=lambda wildcards, variants=VARIANTS: variants_of(
-                wildcards, variants
-            ),
-            depends=lambda wildcards, suite=SUITE: PLAN.depends(
-                "evaluate", **part_of(wildcards, suite)
-            ),
+            variants=lambda w, variants=VARIANTS: variants_of(w, variants),
+            depends=lambda w, suite=SUITE: PLAN.depends("evaluate", **part_of(w, suite)),
         script:
             "../scripts/stage.py"
 
@@ -73,10 +67,8 @@ for SUITE, VARIANTS in PLAN.suite_variants.items():
 use rule gate as throughput with:
     """Time one model, or the kernels and the device itself; nothing else may run on the machine meanwhile."""
     input:
-        models=lambda wildcards: PLAN.timed_files(wildcards.job),
-        gates=lambda wildcards: PLAN.gate_files(
-            RUN.throughput.variants_of(wildcards.job)
-        ),
+        models=lambda w: PLAN.timed_files(w.job),
+        gates=lambda w: PLAN.gate_files(RUN.throughput.variants_of(w.job)),
     output:
         f"{RESULTS}/speed/{{job}}.parquet",
     log:
@@ -88,56 +80,48 @@ use rule gate as throughput with:
             threads if CORES is None else PLAN.speed_threads[1]
         ),
     params:
-        depends=lambda wildcards: PLAN.depends("throughput", **wildcards),
+        depends=lambda w: PLAN.depends("throughput", **w),
 
 
 use rule gate as retrospection with:
     """Measure what selections share along a text, and how near corrected states come to Full's."""
     input:
-        model=lambda wildcards: PLAN.model_files(wildcards.model),
+        model=lambda w: PLAN.model_files(w.model),
         gates=PLAN.gate_files(RUN.retrospection.variants),
-        methods=lambda wildcards: PLAN.method_files(
-            RUN.retrospection.variants, wildcards.model
-        ),
+        methods=lambda w: PLAN.method_files(RUN.retrospection.variants, w.model),
     output:
         f"{RESULTS}/retrospection/{{model}}.parquet",
     log:
         f"{RESULTS}/logs/retrospection/{{model}}.log",
     params:
-        depends=lambda wildcards: PLAN.depends("retrospection", **wildcards),
+        depends=lambda w: PLAN.depends("retrospection", **w),
 
 
 use rule gate as write_texts with:
     """Write the texts of one long generation; a killed one goes on at the text it was at."""
     input:
-        model=lambda wildcards: PLAN.model_files(
-            RUN.generation.runs[wildcards.writing].model
-        ),
-        gates=lambda wildcards: PLAN.gate_files(
-            RUN.generation.runs[wildcards.writing].named
-        ),
-        methods=lambda wildcards: PLAN.method_files(
-            RUN.generation.runs[wildcards.writing].named,
-            RUN.generation.runs[wildcards.writing].model,
+        model=lambda w: PLAN.model_files(RUN.generation.runs[w.writing].model),
+        gates=lambda w: PLAN.gate_files(RUN.generation.runs[w.writing].named),
+        methods=lambda w: PLAN.method_files(
+            RUN.generation.runs[w.writing].named,
+            RUN.generation.runs[w.writing].model,
         ),
     output:
         f"{RESULTS}/generation/{{writing}}.parquet",
     log:
         f"{RESULTS}/logs/generation/{{writing}}.log",
     params:
-        depends=lambda wildcards: PLAN.depends("write_texts", **wildcards),
+        depends=lambda w: PLAN.depends("write_texts", **w),
 
 
 use rule gate as tune_model with:
     """Choose every method's per-model knobs on one model, with the same effort for each, on prompts that no table uses."""
     input:
-        model=lambda wildcards: PLAN.model_files(wildcards.model),
-        methods=lambda wildcards: PLAN.method_files(
-            PLAN.tuned_methods.values(), wildcards.model
-        ),
+        model=lambda w: PLAN.model_files(w.model),
+        methods=lambda w: PLAN.method_files(PLAN.tuned_methods.values(), w.model),
     output:
         f"{RESULTS}/tuning/{{model}}.json",
     log:
         f"{RESULTS}/logs/tuning/{{model}}.log",
     params:
-        depends=lambda wildcards: PLAN.depends("tune_model", **wildcards),
+        depends=lambda w: PLAN.depends("tune_model", **w),

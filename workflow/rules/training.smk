@@ -81,11 +81,7 @@ use rule gate as overlap with:
 use rule gate as nosa_locality with:
     """Overlap of consecutive steps by layer and head over forced text."""
     input:
-        sorted(
-            path
-            for model in {*sum(RUN.locality.values(), ())}
-            for path in PLAN.model_files(model)
-        ),
+        [PLAN.model_files(m) for m in sorted({*sum(RUN.locality.values(), ())})],
     output:
         f"{RESULTS}/locality.csv",
     log:

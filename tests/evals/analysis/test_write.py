@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from longdecode.engine.errors import ConfigError
 from longdecode.evals import manifest
 from longdecode.evals.analysis.stage import agreement, write_tables
 from longdecode.evals.fingerprint import SettingsError
@@ -51,11 +52,7 @@ def test_named_variants_are_compared_and_the_tables_are_in_the_manifest(results:
     assert set(along["measure"]) == {"score_along"} and along["at"].tolist() == [2, 4, 6, 8, 10, 12, 14, 16]
     assert along["value"].tolist() == [100.0] * 4 + [0.0] * 4 and set(along["length"]) == {16}
     assert manifest.problems(results) == []
-
-
-def test_a_second_time_writes_the_same(results: Path) -> None:
-    first = [path.read_bytes() for path in write_tables(results)]
-    assert first == [path.read_bytes() for path in write_tables(results)]
+    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in write_tables(results)]
 
 
 def test_records_that_changed_are_refused(results: Path) -> None:
@@ -84,6 +81,10 @@ def test_a_variant_is_marked_that_was_not_tuned_as_others_are(results: Path) -> 
     manifest.rewrite(results)
     table = pd.read_csv(write_tables(results)[0]).set_index("variant")
     assert table["untuned"].dropna().to_dict() == {"duo": "defaults"}
+    (results / "config.yaml").write_text(yaml.safe_dump(config | {"tuning": {"records": {"tiny": "moved.json"}}}))
+    manifest.rewrite(results)
+    with pytest.raises(ConfigError, match=r"tiny: moved\.json: no such tuning record, by which duo, snapkv are tuned"):
+        write_tables(results)
 
 
 def test_a_pilot_is_judged_nowhere(results: Path) -> None:
