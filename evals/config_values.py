@@ -88,13 +88,11 @@ class Part:
 
 
 def distinct(value: Any) -> Any:
-    """Refuse what is no list, and a list with an entry twice; 1 and 1.0 differ."""
-    if not isinstance(value, list | tuple):
-        raise wrong(f"is {value!r}; a list is needed")
-    for index, entry in enumerate(value):
+    """Refuse a list with an entry twice; 1 and 1.0 differ."""
+    for index, entry in enumerate(value if isinstance(value, list | tuple) else ()):
         if repr(entry) in map(repr, value[:index]):
             raise wrong(f"{entry!r} stands twice in {value!r}")
-    return tuple(value)
+    return value
 
 
 def _folder(value: Any) -> Any:
@@ -158,6 +156,8 @@ def _problem(error: Mapping[str, Any], where: list[str]) -> str:
             return unknown_name(where[-1], given, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
         case "dataclass_type" | "dict_type" | "mapping_type":
             return f"is {given!r}; a mapping is needed"
+        case "tuple_type":
+            return f"is {given!r}; a list is needed"
         case "too_short":
             return f"is {given!r}; at least one entry is needed"
     return f"is {given!r}; {error['msg'][0].lower()}{error['msg'][1:]}"

@@ -21,7 +21,7 @@ from longdecode.evals.fairness import tuned_variants
 from longdecode.evals.fingerprint import hash_texts, narrowed, quality_settings
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.throughput.spec import KERNELS, code_module
+from longdecode.evals.throughput import spec as speed
 
 HEADS = ("chained/own", "chained/books", "medusa/books")
 """Sets of draft heads that a model's training makes, by kind and by what they read: TokenSwift's, and Medusa's."""
@@ -97,7 +97,7 @@ class Plan:
         self.suite_variants = {suite: variants for suite, variants in on.items() if variants}
         self.record_files = run_config.record_files(run)
         self.records = [str(file.path(Path(self.results) / "records")) for file in self.record_files]
-        self.speed_jobs = run.throughput.jobs
+        self.speed_jobs = speed.jobs_of(run.throughput)
         self.speed_records = [f"{self.results}/speed/{job}.parquet" for job in self.speed_jobs]
         trained = [f"{self.results}/identification/{spec.model}/{name}" for name, spec in run.role_trainings.items()]
         self.role_files, *history = ([f"{folder}/{file}" for folder in trained] for file in ROLE_FILES)
@@ -208,6 +208,10 @@ class Plan:
         """Return the gate files that say whether variants conform."""
         return [f"{self.results}/gate/{variant}.json" for variant in sorted({*variants} & {*self.run.methods})]
 
+    def timed_gates(self, job: str) -> list[str]:
+        """Return the gate files of the variants that a throughput job times."""
+        return self.gate_files(speed.variants_of(self.run.throughput, job))
+
     @property
     def gate_models(self) -> list[str]:
         """Return the files of the models whose heads the gate needs to know."""
@@ -216,7 +220,8 @@ class Plan:
 
     def timed_files(self, job: str) -> list[str]:
         """Return the files of every model that a throughput job times, and those that its variants' parameters name."""
-        models, variants = self.run.throughput.models_of(job), self.run.throughput.variants_of(job)
+        grids = self.run.throughput
+        models, variants = speed.models_of(grids, job), speed.variants_of(grids, job)
         return sorted({path for m in models for path in (*self.model_files(m), *self.method_files(variants, m))})
 
     @property
@@ -258,11 +263,11 @@ class Plan:
         return hash_texts(fingerprint.quality_code_hash(method, task) for method in methods for task in tasks)
 
     def _throughput(self, job: str) -> dict[str, Any]:
-        grids = self.run.throughput.grids_of(job)
+        grids = speed.grids_of(self.run.throughput, job)
         timed = {name: model for grid in grids for name, model in grid.timed_on.items() if name in self.run.methods}
         methods = {name: self._methods([name], model)[name] for name, model in timed.items()}
-        named = () if job == KERNELS else {"full", *(method for method, _ in methods.values())}
-        code = fingerprint.speed_code_hash(code_module(job), named)
+        named = () if job == speed.KERNELS else {"full", *(method for method, _ in methods.values())}
+        code = fingerprint.speed_code_hash(speed.code_module(job), named)
         return {"job": repr(grids), "methods": methods, "code": code}
 
     def _tune_model(self, model: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class RunConfig(typed.Part):
     data: Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None] = field(
         default_factory=dict
     )
-    throughput: speed.Throughput = field(default_factory=speed.ThroughputSpec)
+    throughput: tuple[speed.Grid, ...] = ()
     retrospection: specs.RetrospectionSpec = field(default_factory=specs.NO_RETROSPECTION)
     generation: specs.GenerationSpec = field(default_factory=specs.NO_GENERATION)
     training: Mapping[typed.Name, TrainingSpec] = field(default_factory=dict)
@@ -112,9 +112,9 @@ class RunConfig(typed.Part):
             methods[variant].check(f"methods.{variant}", (info.context or {}).get("check_params", True))
         grids = tuple(
             replace(grid, variants=grid.variants or tuple(methods)) if grid.bench in speed.DECODED else grid
-            for grid in self.throughput.grids
+            for grid in self.throughput
         )
-        return replace(self, methods=methods, throughput=speed.ThroughputSpec(grids))
+        return replace(self, methods=methods, throughput=grids)
 
     def _references(self) -> Iterator[tuple[Any, ...]]:
         """Yield what ``require_known`` takes, of every name of a part of the configuration."""
@@ -124,7 +124,7 @@ class RunConfig(typed.Part):
             yield "model", spec.by_model, models, f"methods.{variant}.by_model", self.models
             yield "suite of this run", spec.suites or (), self.suites, f"methods.{variant}.suites"
             yield "model", spec.models or (), self.models, f"methods.{variant}.models"
-        for number, grid in enumerate(self.throughput.grids):
+        for number, grid in enumerate(self.throughput):
             timed = {speed.KERNELS: shapes, speed.OWN_CHOICES: tuple(self.models)}.get(grid.bench, models)
             named = dict.fromkeys((grid.model, *grid.timed_on.values()))
             yield "model or shape", named, timed, f"throughput.{number}.model", {*timed} & {*self.models}
@@ -279,7 +279,7 @@ def sizes_of(run: RunConfig, variant: str) -> Iterator[tuple[Place, tuple[Budget
     for name, texts in run.generation.runs.items():
         if variant in texts.named:
             yield (name, texts.model, max(texts.prompts) + texts.tokens, 1), budgets
-    for grid in run.throughput.grids:
+    for grid in run.throughput:
         batches = grid.batches
         if grid.bench in (speed.EQUAL_MEMORY, speed.OWN_CHOICES):
             batches = (speed.MAX_BATCH if spec.takes_budget else grid.sequences,)

@@ -29,7 +29,7 @@ from longdecode.evals.records import Key, Provenance, SpeedRecord, Stage, Weight
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.specs import MethodSpec
 from longdecode.evals.store import Store
-from longdecode.evals.throughput.spec import FULL, RAW_SHAPES, Grid, code_module
+from longdecode.evals.throughput.spec import FULL, RAW_SHAPES, Grid, code_module, grids_of, models_of
 from longdecode.evals.throughput.timing import Case, Guard, clock_for, time_pair
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Bench:
 
     Args:
         run: the configuration.
-        name: of the job, see ``ThroughputSpec.jobs``.
+        name: of the job, see ``spec.jobs_of``.
         device: the device leased for it.
     """
 
@@ -105,11 +105,11 @@ class Bench:
 
     def __init__(self, run: RunConfig, name: str, device: torch.device):
         self.run, self.name, self.device = run, name, device
-        self.grids = run.throughput.grids_of(name)
+        self.grids = grids_of(run.throughput, name)
         longest = max((context for grid in self.grids for context in grid.contexts), default=0)
         self.models = {
             name: ModelJob(run, name, device) if name in run.models else Shape(run, name, device, longest)
-            for name in run.throughput.models_of(name)
+            for name in models_of(run.throughput, name)
         }
         self.dtype = resolve_dtype(run.dtype, device)
         self.clock = clock_for(device)

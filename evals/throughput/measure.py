@@ -26,7 +26,7 @@ from longdecode.evals.throughput.decode import DecodeBench
 from longdecode.evals.throughput.equal_memory import EqualMemoryBench, OwnChoicesBench
 from longdecode.evals.throughput.harness import Bench, SpeedCell, SpeedStore
 from longdecode.evals.throughput.kernels import KernelBench
-from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OPS, OWN_CHOICES
+from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OPS, OWN_CHOICES, jobs_of
 
 _BENCHES = {KERNELS: KernelBench, EQUAL_MEMORY: EqualMemoryBench, OWN_CHOICES: OwnChoicesBench}
 _FILTERS = {"jobs": "kernels, models, ... (default: all)", "variants": f"variants, methods or ops: {', '.join(OPS)}"}
@@ -40,7 +40,7 @@ def measure_speed(run: RunConfig, name: str, output: Path, *, choose: Choose = l
     """Time a job's cells and write all its records to ``output``.
 
     Args:
-        name: one of ``run.throughput.jobs``.
+        name: one of the run's ``jobs_of``.
         output: the parquet file; the journal's place follows from it.
         choose: which cells to run now; all of them when left out. Cells that the journal already has stay as they are.
 
@@ -52,7 +52,7 @@ def measure_speed(run: RunConfig, name: str, output: Path, *, choose: Choose = l
         DeviceBusyError: the device did not come to rest.
         LockHeldError: another process runs this job.
     """
-    refuse_unknown(f"{run.source}: throughput", "job", [name], run.throughput.jobs)
+    refuse_unknown(f"{run.source}: throughput", "job", [name], jobs_of(run.throughput))
     with lease_gpu(resolve_device(run.device), alone=True) as device:
         bench: Bench = _BENCHES.get(name, DecodeBench)(run, name, device)
         cells = list({cell.key: cell for cell in bench.cells()}.values())
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         run = load_run_config(asked.config)
         folder, fresh = asked.output or Path("results") / run.profile / "speed", []
-        for name in asked.jobs or run.throughput.jobs:
+        for name in asked.jobs or jobs_of(run.throughput):
             fresh += measure_speed(run, name, folder / f"{name}.parquet", choose=chosen)
         table = speed_table(fresh, Spread())[_SHOWN].dropna(axis=1, how="all")
         print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep="") if fresh else "nothing was timed")

@@ -5,12 +5,12 @@ Its models may be shapes of published ones with random weights: speed does not d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import TokenBudgets
@@ -165,40 +165,26 @@ class Grid(typed.Part):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class ThroughputSpec(typed.Part):
-    """All grids of a run."""
+def jobs_of(grids: Iterable[Grid]) -> tuple[str, ...]:
+    """Return names of the jobs: one for kernels and bandwidth, one a model, one each where memory decides.
 
-    grids: tuple[Grid, ...] = ()
-
-    @property
-    def jobs(self) -> tuple[str, ...]:
-        """Return names of the jobs: one for kernels and bandwidth, one a model, one each where memory decides.
-
-        Grids of models need the device's bandwidth for their floors, so that they bring the kernels' job.
-        """
-        jobs = [grid.job for grid in self.grids]
-        first = [KERNELS] if any(job not in (EQUAL_MEMORY, OWN_CHOICES) for job in jobs) else []
-        return tuple(dict.fromkeys((*first, *sorted(jobs, key=lambda job: job in SHARED_JOBS))))
-
-    def grids_of(self, job: str) -> tuple[Grid, ...]:
-        """Return a job's grids."""
-        return tuple(grid for grid in self.grids if grid.job == job)
-
-    def variants_of(self, job: str) -> tuple[str, ...]:
-        """Return the variants that a job times."""
-        return tuple(dict.fromkeys(variant for grid in self.grids_of(job) for variant in grid.timed_on))
-
-    def models_of(self, job: str) -> tuple[str, ...]:
-        """Return the models or shapes that a job times; none of kernels."""
-        return tuple(dict.fromkeys(model for grid in self.grids_of(job) for model in grid.timed_on.values()))
+    Grids of models need the device's bandwidth for their floors, so that they bring the kernels' job.
+    """
+    jobs = [grid.job for grid in grids]
+    first = [KERNELS] if any(job not in (EQUAL_MEMORY, OWN_CHOICES) for job in jobs) else []
+    return tuple(dict.fromkeys((*first, *sorted(jobs, key=lambda job: job in SHARED_JOBS))))
 
 
-def _listed(values: Any) -> Any:
-    if isinstance(values, Mapping):
-        raise typed.wrong("is a mapping; a list of grids is needed, as config/README.md has them")
-    return {"grids": values} if isinstance(values, list) else values
+def grids_of(grids: Iterable[Grid], job: str) -> tuple[Grid, ...]:
+    """Return a job's grids."""
+    return tuple(grid for grid in grids if grid.job == job)
 
 
-Throughput = Annotated[ThroughputSpec, BeforeValidator(_listed, json_schema_input_type=list[Grid])]
-"""The type of the key ``throughput``."""
+def variants_of(grids: Iterable[Grid], job: str) -> tuple[str, ...]:
+    """Return the variants that a job times."""
+    return tuple(dict.fromkeys(variant for grid in grids_of(grids, job) for variant in grid.timed_on))
+
+
+def models_of(grids: Iterable[Grid], job: str) -> tuple[str, ...]:
+    """Return the models or shapes that a job times; none of kernels."""
+    return tuple(dict.fromkeys(model for grid in grids_of(grids, job) for model in grid.timed_on.values()))

@@ -150,7 +150,7 @@ def test_the_key_makes_a_suite_of_each_protocol(config_values: dict[str, Any]) -
     ("suite", "settings", "says"),
     [
         ("mini_recall", {"question": "promt"}, "suites.mini_recall.question: unknown question 'promt'; nearest"),
-        ("mini_recall", {"question": []}, "suites.mini_recall.question: is (); at least one"),
+        ("mini_recall", {"question": []}, "suites.mini_recall.question: is []; at least one"),
         ("mini_recall", {"question": ["prompt", "prompt"]}, "suites.mini_recall.question: 'prompt' stands twice"),
         ("math", {"question": "prompt"}, "suites.math.question: is 'prompt', but the suite math has no question"),
         ("pg19_long", {"question": ["decoded"]}, "pg19_long has no question"),

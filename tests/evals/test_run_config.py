@@ -117,7 +117,7 @@ def test_the_committed_schema_is_what_the_types_say(config_values: dict[str, Any
         if where != "data":  # its names are those of the suites on hand
             with pytest.raises(jsonschema.ValidationError):
                 jsonschema.validate(values, schema)
-        with pytest.raises(ConfigError, match="a list of grids" if where == "throughput" else r"'zzz'.*valid: "):
+        with pytest.raises(ConfigError, match="a list is needed" if where == "throughput" else r"'zzz'.*valid: "):
             build_run_config(values, "c")
 
 

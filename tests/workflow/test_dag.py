@@ -96,7 +96,7 @@ def test_a_profile_has_the_files_that_it_asks_for(profile: str) -> None:
     gates = plan.gate_files(run.methods)
     assert 1 < len(gates) <= len(run.methods)
     assert all(set(plan.gate_files([variant])) <= set(gates) for variant in run.methods)
-    assert bool(plan.speed_records) == bool(run.throughput.grids)
+    assert bool(plan.speed_records) == bool(run.throughput)
 
 
 def test_settings_change_with_what_the_records_depend_on(write_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ use rule gate as throughput with:
     """Time one model, or the kernels and the device itself; nothing else may run on the machine meanwhile."""
     input:
         models=lambda w: PLAN.timed_files(w.job),
-        gates=lambda w: PLAN.gate_files(RUN.throughput.variants_of(w.job)),
+        gates=lambda w: PLAN.timed_gates(w.job),
     output:
         f"{RESULTS}/speed/{{job}}.parquet",
     log:

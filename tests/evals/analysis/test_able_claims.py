@@ -47,7 +47,7 @@ def scored(run: RunConfig, make: Callable[..., Record]) -> Iterator[Record]:
 def timed(run: RunConfig, origin: Record) -> Iterator[SpeedRecord]:
     """Every step that the configuration times, twice as fast as full attention."""
     shared: dict[str, Any] = origin.model_dump(include={"params", "seed", "provenance"})
-    for grid in run.throughput.grids if run.throughput else ():
+    for grid in run.throughput:
         for context, batch, variant in product(grid.contexts, grid.batches, grid.timed_on):
             for budget in grid.budgets if run.methods[variant].takes_budget else (FULL_BUDGET,):
                 yield SpeedRecord(

@@ -121,7 +121,7 @@ def test_the_bytes_of_a_sequence_are_those_of_the_cache_that_is_timed(monkeypatc
     run = build_run_config(values | {"device": "cpu", "dtype": "float32"}, "test")
     bench, decoder = EqualMemoryBench(run, "equal_memory", CPU), random_decoder(small, 0, CPU, torch.float32)
     cells = {cell.variant: cell for cell in bench.cells()}
-    assert set(cells) == {"full", *run.throughput.grids[0].variants}
+    assert set(cells) == {"full", *run.throughput[0].variants}
     for cell in cells.values():
         shape = decoder.cache_shape(1, cell.context, cell.grid.cached_tokens)
         device, host = bench.method(cell).footprint(shape)
@@ -205,7 +205,7 @@ def own_bench(run: RunConfig) -> OwnChoicesBench:
 
 
 def test_a_prompt_leaves_as_many_tokens_as_are_decoded() -> None:
-    grid = run_of_own().throughput.grids[0]
+    grid = run_of_own().throughput[0]
     assert grid.scored_tokens == 1 + (2 + 2 * 2) * 3
     for request in own_bench(run_of_own()).requests(grid, 384, 3):
         assert len(request.prompt_ids) + len(request.forced_ids) == 384
@@ -227,7 +227,7 @@ def test_losses_are_those_of_plain_decoding(timed: dict[str, SpeedRecord]) -> No
     """Steps timed in blocks are one generation: every label's loss is the engine's on the same words."""
     bench = own_bench(run_of_own())
     decoder = load_decoder(Path(MODELS["miniature"]["path"]), device=CPU, dtype=torch.float32)
-    scored = run_of_own().throughput.grids[0].scored_tokens
+    scored = run_of_own().throughput[0].scored_tokens
     for label, spec in run_of_own().methods.items():
         budget = 64 if spec.takes_budget else None
         method = get_method(spec.method).from_budget(budget, decoder.config, **spec.params_of("miniature"))
@@ -265,7 +265,7 @@ def test_prompts_that_are_read_whole_leave_the_steps_choices(timed: dict[str, Sp
     decoder = load_decoder(Path(MODELS["miniature"]["path"]), device=CPU, dtype=torch.float32)
     method = get_method("nosa").from_budget(64, decoder.config, block_size=8, heads="random:1")
     generator, requests = Generator(decoder), bench.requests(bench.grids[0], 384, 2)
-    scored = run_of_own().throughput.grids[0].scored_tokens
+    scored = run_of_own().throughput[0].scored_tokens
     prompt = replace(generator.prefill(requests, [method]), maker=method)
     found = generator.decode(prompt, method)
     loss = -sum(sum(one.forced_logprobs[:scored]) for one in found) / (2 * scored)

@@ -11,7 +11,7 @@ import pytest
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import RunConfig, build_run_config
-from longdecode.evals.throughput.spec import OPS, ThroughputSpec
+from longdecode.evals.throughput.spec import OPS, Grid, grids_of, jobs_of, models_of, variants_of
 
 ROOT = Path(__file__).parents[3]
 KERNELS = {"bench": "kernels", "model": "qwen3-8b", "contexts": [1024], "batches": [1, 4], "budgets": [64, 0.1]}
@@ -30,16 +30,14 @@ VALUES: dict[str, Any] = {
 }
 
 
-def spec_of(*grids: dict[str, Any]) -> ThroughputSpec:
-    found = build_run_config(copy.deepcopy(VALUES) | {"throughput": list(grids)}, "my.yaml").throughput
-    assert found is not None
-    return found
+def read(*grids: dict[str, Any]) -> tuple[Grid, ...]:
+    return build_run_config(copy.deepcopy(VALUES) | {"throughput": list(grids)}, "my.yaml").throughput
 
 
 def test_it_is_read_as_written() -> None:
-    kernels, steps, rows, equal, own = spec_of(
+    kernels, steps, rows, equal, own = read(
         KERNELS, STEPS, {"bench": "rows", "model": "llama3-8b", "contexts": [512], "rows": [2, 41]}, EQUAL, OWN
-    ).grids
+    )
     hybrid = ("hybrid_attention", "decode_attention_rows")
     assert kernels.ops == tuple(op for op in OPS if op not in hybrid) and kernels.model == "qwen3-8b"
     assert [budget.text for budget in kernels.budgets] == ["64", "0.1"]
@@ -51,19 +49,16 @@ def test_it_is_read_as_written() -> None:
 
 
 def test_a_job_has_the_grids_of_its_model_or_kind() -> None:
-    spec = spec_of(KERNELS, STEPS, STEPS | {"model": "llama3-8b", "variants": ["quest"]}, EQUAL, OWN)
-    assert spec.jobs == ("kernels", "mine", "llama3-8b", "equal_memory", "own_choices")
-    assert [len(spec.grids_of(job)) for job in spec.jobs] == [1, 1, 1, 1, 1]
-    assert spec.variants_of("llama3-8b") == ("full", "quest") and spec.models_of("own_choices") == ("mine",)
-    assert spec.variants_of("kernels") == () == spec.models_of("kernels")
+    grids = read(KERNELS, STEPS, STEPS | {"model": "llama3-8b", "variants": ["quest"]}, EQUAL, OWN)
+    assert jobs_of(grids) == ("kernels", "mine", "llama3-8b", "equal_memory", "own_choices")
+    assert [len(grids_of(grids, job)) for job in jobs_of(grids)] == [1, 1, 1, 1, 1]
+    assert variants_of(grids, "llama3-8b") == ("full", "quest") and models_of(grids, "own_choices") == ("mine",)
+    assert variants_of(grids, "kernels") == () == models_of(grids, "kernels")
     # Floors of a model bring the kernels' job.
-    assert spec_of(EQUAL).jobs == ("equal_memory",) and spec_of(EQUAL, STEPS).jobs == (
-        "kernels",
-        "mine",
-        "equal_memory",
-    )
+    assert jobs_of(read(EQUAL)) == ("equal_memory",)
+    assert jobs_of(read(EQUAL, STEPS)) == ("kernels", "mine", "equal_memory")
     for absent in ({}, {"throughput": None}, {"throughput": []}):
-        assert build_run_config(VALUES | absent, "c").throughput.jobs == ()
+        assert build_run_config(VALUES | absent, "c").throughput == ()
 
 
 def test_times_do_not_depend_on_where_data_lies() -> None:
@@ -106,6 +101,6 @@ def test_times_do_not_depend_on_where_data_lies() -> None:
 )
 def test_wrong_values_are_refused(grid: dict[str, Any], key: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        spec_of(grid)
+        read(grid)
     assert str(caught.value).startswith("my.yaml: throughput") and says in str(caught.value)
     assert key in str(caught.value)
