@@ -131,8 +131,8 @@ class Plan:
             self._lock.acquire(" ".join(sys.argv[1:])[:200])
         except LockHeldError as error:
             raise ConfigError(
-                f"profile {self.run.profile!r} is being run by {error.holder}; wait until it ends (never, maybe, if "
-                "its `longdecode run` was killed: kill it too), or give this run another name: --config profile=NAME"
+                f"profile {self.run.profile!r} is being run by {error.holder}; wait until it ends, end it (`kill`), or "
+                "give this run another name: --config profile=NAME"
             ) from None
 
     def reopen(self) -> None:

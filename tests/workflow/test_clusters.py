@@ -56,7 +56,7 @@ def test_a_profile_has_one_run_at_a_time(snakemake: Any, write_config: Any, tmp_
     with FileLock(folder / ".lock"):
         done = snakemake("--cores", "1", "--configfile", write_config(), "--", "results/trial/config.yaml")
     last = done.stdout.strip().splitlines()[-1].partition(f"'trial' is being run by process {os.getpid()} of ")[2]
-    assert done.returncode != 0 and " since 20" in last and "if its `longdecode run` was killed" in last
+    assert done.returncode != 0 and " since 20" in last and "wait until it ends, end it" in last
     assert not (folder / "config.yaml").exists()
 
 
