@@ -21,7 +21,7 @@ methods_app = typer.Typer(help="List the methods, or start one of your own.")
 data_app = typer.Typer(help="List the suites and their data, fetch it, check it.")
 app.add_typer(methods_app, name="methods")
 app.add_typer(data_app, name="data")
-console = Console(highlight=False, width=None if sys.stdout and sys.stdout.isatty() else 180)
+console = Console(highlight=False, markup=False, width=None if sys.stdout and sys.stdout.isatty() else 180)
 
 CORES = os.cpu_count() or 1
 
@@ -74,7 +74,7 @@ def main() -> None:
     try:
         app()
     except (LongDecodeError, OSError) as error:
-        console.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+        console.print(f"{type(error).__name__}: {error}", style="red")
         raise SystemExit(1) from None
 
 
@@ -129,7 +129,7 @@ def init(
 ) -> None:
     """Write a configuration for a checkpoint of your own: what fits it and this machine."""
     written = _written(out, force, model, methods, suite, context, budget, samples, dict(data or ()))
-    console.print(f"{written}: longdecode run {written}")
+    console.print(f"{written}: longdecode run {shlex.quote(str(written))}", soft_wrap=True)
 
 
 @app.command()
@@ -180,7 +180,7 @@ def plan(
     if folder and not found:
         raise ConfigError(f"{folder}: no configuration (*.yaml) in this folder")
     runs = [load_run_config(path) for path in found or [config_file(profile)]]
-    console.print(*planned(runs), *refusals(runs), sep="\n", markup=False, soft_wrap=True)
+    console.print(*planned(runs), *refusals(runs), sep="\n", soft_wrap=True)
 
 
 @app.command()
@@ -247,7 +247,7 @@ def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all 
     if not folders:
         raise ConfigError(f"no manifest of {', '.join(names) or 'any run'} in results/ or reports/")
     wrong = [problem for folder in folders for problem in manifest.problems(folder)]
-    console.print(*wrong, f"{len(folders)} folders, {len(wrong)} problems", sep="\n", markup=False)
+    console.print(*wrong, f"{len(folders)} folders, {len(wrong)} problems", sep="\n")
     raise typer.Exit(bool(wrong))
 
 
@@ -270,7 +270,7 @@ def fetch_data(
     from longdecode.data_sets import fetch
 
     for line in fetch(suite, to):
-        console.print(line, markup=False)
+        console.print(line)
 
 
 @data_app.command("check")
@@ -290,7 +290,7 @@ def doctor() -> None:
 
     found = list(examined())
     rows = (f"{'ok  ' if fine else 'LOOK'} {name:<12} {said}" for name, fine, said in found)
-    console.print(*rows, sep="\n", markup=False)
+    console.print(*rows, sep="\n")
     raise typer.Exit(not all(fine for name, fine, _ in found if name in ("python", "torch", "packages")))
 
 
@@ -307,7 +307,7 @@ def _written(out: Path | None, force: bool, *choices: Any) -> Path:
     """Write the configuration that options ask for, say what was found, and return its path."""
     from longdecode.starting import Choices, write_config
 
-    return write_config(Choices(*choices), out, force, lambda note: console.print(note, markup=False))
+    return write_config(Choices(*choices), out, force, console.print)
 
 
 def name_of(profile: str) -> str:

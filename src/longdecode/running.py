@@ -64,10 +64,10 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
         raise ConfigError(f"{path}: its paths start at {REPOSITORY}; run there, or to have results here, {linked}")
     run = checked(merged(read_yaml(path), changes), [path], changes, check_fairness=target != "tune")
     results, page = Path("results") / run.profile, Path("reports") / run.profile / "index.html"
-    console.print(*planned([run]), sep="\n", markup=False)
+    console.print(*planned([run]), sep="\n")
     refusal = reached() if (wanted := cost_of(run).downloads) else ""
     if refusal:
-        console.print(f"missing: {refusal}: {', '.join(wanted)} from earlier downloads, or not at all", markup=False)
+        console.print(f"missing: {refusal}: {', '.join(wanted)} from earlier downloads, or not at all")
     for folder in (results, *[page.parent] * (target == "all")):
         _require_writable(folder, f"run in another folder, and {linked}")
     log = results / "run.log"
@@ -87,7 +87,7 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
         warnings = [*["not every method is tuned"] * run.allow_untuned, *terminal.statuses(results), *told.refused]
         ending = [f"answer: {terminal.answer(results)}", f"warnings: {'; '.join(warnings) or 'none'}"]
         ending.append(str(page if target == "all" else results))
-    console.print(*ending, sep="\n", markup=False)
+    console.print(*ending, sep="\n")
     return status
 
 
@@ -132,7 +132,7 @@ def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told
                 if shown := told.read(line.rstrip()):
                     progress.update(bar, description=shown, completed=told.scored, total=told.total or None)
                     if not console.is_terminal:
-                        console.print(shown, markup=False)
+                        console.print(shown)
         except KeyboardInterrupt:
             # Snakemake ends after its running jobs; without a reader it would never end, and keep the run's lock.
             # A terminal, `timeout` and Slurm signal Snakemake too: a second signal at once could lock it up for good.

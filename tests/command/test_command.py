@@ -93,7 +93,7 @@ def test_methods_are_listed_with_their_least_budget() -> None:
 
 
 def test_a_new_method_passes_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    into = tmp_path / "my methods"
+    into = tmp_path / "my [own] methods"
     assert f"export {METHOD_PATH_VARIABLE}='{into}'" in said("methods", "new", "last_ones", "--into", str(into))
     monkeypatch.setenv(METHOD_PATH_VARIABLE, str(into))
     shown = said("check", "last_ones", "--device", "cpu")
