@@ -67,7 +67,7 @@ INTERNAL = {"internal": True}
 class Part:
     """Base of the dataclasses that mappings of a configuration give.
 
-    A key that is no field is refused; null leaves a mapping or list out.
+    A key that is no field is refused; null leaves a mapping or list out, and stands for a mapping without keys.
     """
 
     __slots__ = ()
@@ -78,6 +78,7 @@ class Part:
         keys = {item.name: item.default == () or item.default_factory is not MISSING for item in given}
 
         def check(values: Any) -> Any:
+            values = {} if values is None else values
             if not isinstance(values, Mapping):
                 return values
             for key in values:

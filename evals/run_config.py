@@ -35,7 +35,7 @@ class RunConfig(typed.Part):
 
     profile: Annotated[typed.Name, Field(description="Names results/<profile> and reports/<profile>.")]
     models: Annotated[Mapping[typed.Name, specs.ModelSpec], Field(min_length=1)]
-    methods: Annotated[Mapping[typed.Name, specs.NamedMethod], Field(min_length=1)]
+    methods: Annotated[Mapping[typed.Name, specs.MethodSpec], Field(min_length=1)]
     budgets: Budgets
     suites: Annotated[
         Mapping[Annotated[typed.Name, typed.known("suite", suite_names, SUITES.unknown)], specs.SuiteSpec],

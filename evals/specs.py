@@ -126,13 +126,6 @@ class MethodSpec(typed.Part):
                 _check_params(self.method, params, f"{key}.by_model.{model}")
 
 
-NamedMethod = Annotated[
-    MethodSpec,
-    BeforeValidator(lambda entry: {} if entry is None else entry, json_schema_input_type=MethodSpec | None),
-]
-"""An entry of ``methods``; one without a value is the method of its name."""
-
-
 @dataclass(frozen=True, slots=True)
 class InstrumentSpec(typed.Part):
     """Thresholds of the instrument checks that configurations set; ``evals.instrument`` says what each check asks."""
