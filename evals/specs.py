@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -120,10 +120,22 @@ class MethodSpec(typed.Part):
         if self.budgets and not self.takes_budget:
             raise typed.wrong(f"{self.method} takes no budget", f"{key}.budgets")
         if deep:
-            _require_usable(self.method, key)
-            _check_params(self.method, self.params, f"{key}.params")
-            for model, params in self.by_model.items():
-                _check_params(self.method, params, f"{key}.by_model.{model}")
+            self._check_code(key)
+
+    def _check_code(self, key: str) -> None:
+        """Import the method and its rule, which jobs would find wanting only after others had run; check parameters."""
+        # A method's module brings torch with it: seconds that a process which checks nothing should not spend.
+        from longdecode.methods.budgeted import build_params
+
+        at, of_models = key, {f"{key}.by_model.{model}": params for model, params in self.by_model.items()}
+        try:
+            get_rule(self.method)
+            params_type = get_method(self.method).Params
+            for place, params in {f"{key}.params": self.params, **of_models}.items():
+                at = place
+                build_params(self.method, params_type, params)
+        except ConfigError as error:
+            raise typed.wrong(str(error), at) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,34 +145,6 @@ class InstrumentSpec(typed.Part):
     full_min: typed.Share = 0.95
     full_min_by_task: Mapping[TaskName, typed.Share] = field(default_factory=dict)
     streaming_budget: typed.Share = 0.15
-
-
-def _require_usable(method: str, key: str) -> None:
-    """Import a method and its rule, which jobs would find wanting only after others had run."""
-    for file, load in (("method.py", get_method), ("rule.py", get_rule)):
-        try:
-            load(method)
-        except ConfigError as error:
-            raise typed.wrong(str(error), key) from None
-        except Exception as error:  # a file of the user's may raise anything
-            path = METHODS.find(method) / file
-            raise typed.wrong(f"{path}: cannot be imported: {type(error).__name__}: {error}", key) from None
-
-
-def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:
-    if not params:
-        return
-    # A method's module brings torch with it: seconds that a process which checks nothing should not spend.
-    from longdecode.methods.budgeted import build_params
-
-    params_type = get_method(method).Params
-    knobs = [item.name for item in fields(params_type)]
-    for name in params:
-        typed.require_known(f"parameter of {method}", [name], knobs, f"{key}.{name}")
-    try:
-        build_params(method, params_type, params)
-    except ConfigError as error:
-        raise typed.wrong(str(error), key) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def test_budgets_in_tokens_are_exact(value: float | int | None, context: int, to
         (put("suits", {}), "suits", "'suites'"),
         (put("methods/quset", {}), "methods.quset", "nearest valid name: 'quest'"),
         (put("methods/mine", {"method": "streamin"}), "methods.mine.method", "'streaming'"),
-        (put("methods/streaming", {"params": {"sink": 4}}), "methods.streaming.params.sink", "'sinks'"),
+        (put("methods/streaming", {"params": {"sink": 4}}), "methods.streaming.params", "'sinks'"),
         (put("methods/a b", {"method": "full"}), "methods.a b", "'a b'"),
         (put("suites/mini_book/tasks", ["mini_book_los"]), "suites.mini_book.tasks", "'mini_book_loss'"),
         (put("suites/mini_book/tasks", ["mini_reason_8"]), "suites.mini_book.tasks", "'mini_reason_8'"),
