@@ -11,7 +11,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.records import Stored
-from longdecode.methods.card import COMMON_WINDOW
 from longdecode.methods.registry import load_card
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def tuning_status(method: str, params: Mapping[str, Any], variant: str, record: 
     """
     card = load_card(method)
     roles = [knob for knob in card.knobs if knob.per_model and knob.file]
-    if variant.endswith(COMMON_WINDOW) or not (roles or card.tuned_knobs):
+    if not (roles or card.tuned_knobs):
         return TuningStatus(variant)
     given = {knob.name: params.get(knob.name, knob.default) for knob in card.knobs}
     made_up = {knob.name: "not learned" for knob in roles if given[knob.name] == knob.default}

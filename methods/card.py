@@ -13,8 +13,6 @@ from longdecode.engine.errors import ConfigError
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Reads YAML as ``yaml.safe_load`` does, six times as fast where libyaml is there."""
-COMMON_WINDOW = "+window"
-"""Ends the name of a variant that runs with the sinks and recent tokens that others have too."""
 Family = Literal["dense", "sinks+window", "pages", "tokens", "heads", "evicting", "speculative"]
 """Name what is read or dropped: everything, a fixed pattern, pages or tokens by score, by role of the head."""
 FILES = (".json", ".pth", ".safetensors")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from longdecode.methods.card import COMMON_WINDOW
 from longdecode.reporting import charts, tradeoff, wording
 from longdecode.reporting.overview import default_place, row_anchor
 from longdecode.reporting.runs import REFERENCE, Run, each, in_order
@@ -111,7 +110,7 @@ def _rows(
     ):
         speeds = [timed.get((context, variant, _size(row), batch)) for batch in batches]
         lost = [cells.get((context, variant, budget, *pair)) for pair in columns]
-        if not variant.endswith(COMMON_WINDOW) and (variant == REFERENCE or any(speeds) or any(lost)):
+        if variant == REFERENCE or any(speeds) or any(lost):
             yield {
                 "id": row_anchor(run.name, model, context, variant, budget),
                 "title": run.title(variant),

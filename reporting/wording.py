@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from longdecode.engine.errors import ConfigError
-from longdecode.methods.card import COMMON_WINDOW, Card
+from longdecode.methods.card import Card
 from longdecode.methods.registry import load_card
 from longdecode.reporting import looks
 
@@ -88,8 +88,6 @@ def variant_title(variant: str, method: str, params: str | None = None, plain: s
         return title
     rest = re.sub(r"[_+\-]+", " ", variant.removeprefix(method)).strip()
     told = TITLES["variants"].get(rest)
-    if variant.endswith(COMMON_WINDOW):
-        return f"{variant_title(variant.removesuffix(COMMON_WINDOW), method, params, plain)}, equal windows"
     if variant.startswith("own_"):
         return f"{variant_title(variant.removeprefix('own_'), method, params, plain)}, own choices"
     return f"{title}, {told or _knobs(method, params, plain) or rest}"

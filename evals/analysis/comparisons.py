@@ -83,33 +83,34 @@ def comparisons_table(
 
 
 def with_trainings(cells: Cells, requests: Iterable[PairRequest]) -> Cells:
-    """Return the cells, and those of each mean over trainings that requests name, wherever all of its models ran.
+    """Return the cells, and those of each mean over trainings that requests name: over those that ran, two or more.
 
-    A sample there has the mean score, and the scores as its parts.
+    A sample there has the mean score, and the scores as its parts; the cell's model names the trainings.
 
     Raises:
         CellError: two trainings were scored on different prompts.
     """
     found = dict(cells)
     for name in sorted({name for r in requests for name in (r.a_model, r.b_model) if name and SEVERAL in name}):
-        for cell, first in cells.items():
-            models = name.split(SEVERAL)
-            trainings = [cells.get(cell._replace(model=model), {}) for model in models]
-            if cell.model == models[0] and all(trainings):
-                for other in trainings[1:]:
-                    grouped.paired_units(first, other)
-                found[cell._replace(model=name)] = {
-                    sample: r.model_copy(update={"score": np.mean(scores), "parts": scores})
-                    for sample, r in first.items()
-                    if len(scores := [each[sample].score or 0.0 for each in trainings if sample in each]) == len(models)
-                }
+        for place in dict.fromkeys(cell._replace(model=name) for cell in cells if cell.model in name.split(SEVERAL)):
+            ran = {m: cells[here] for m in name.split(SEVERAL) if (here := place._replace(model=m)) in cells}
+            if len(ran) < 2:
+                continue
+            first, *others = ran.values()
+            for other in others:
+                grouped.paired_units(first, other)
+            found[place._replace(model=SEVERAL.join(ran))] = {
+                sample: r.model_copy(update={"score": np.mean(scores), "parts": scores})
+                for sample, r in first.items()
+                if len(scores := [each[sample].score or 0.0 for each in ran.values() if sample in each]) == len(ran)
+            }
     return found
 
 
 def over_trainings(found: Interval, trainings: Sequence[Floats], confidence: float) -> tuple[Interval, float]:
     """Widen an interval over prompts to the one over trainings, where that is wider, and return the latter's p-value.
 
-    Two trainings of each side leave one or two degrees of freedom. Trainings that agree widen nothing.
+    Two trainings of each side leave one or two degrees of freedom, three two to four. Trainings that agree widen nothing.
 
     Args:
         found: the value, a mean over trainings or a difference of two, with its interval over prompts.
@@ -149,9 +150,15 @@ def _requested(cells: Cells, requests: Iterable[PairRequest]) -> Iterator[Pair]:
 def _asked(request: PairRequest, a: Cell, b: Cell) -> bool:
     return (
         a.variant in request.a and b.variant == request.b
-        and request.a_model in (None, a.model) and b.model == (request.b_model or a.model)
+        and _is_of(a.model, request.a_model or a.model) and _is_of(b.model, request.b_model or a.model)
         and (request.any_budget or b.budget in (a.budget, "full"))
     )  # fmt: skip
+
+
+def _is_of(model: str, asked: str) -> bool:
+    """True for the model asked for, or the mean over those of several trainings that ran."""
+    several = SEVERAL in model and SEVERAL in asked
+    return model == asked or (several and {*model.split(SEVERAL)} <= {*asked.split(SEVERAL)})
 
 
 def means(

@@ -35,13 +35,12 @@ def test_titles_name_the_method_and_what_sets_a_variant_apart(folder: Maker) -> 
     rows = [
         ("quest", "quest", "{}"),
         ("retro_w8", "retro", '{"window": 8}'),
-        ("quest+window", "quest", '{"page_size": 16}'),
         ("lychee_ratio97", "lychee", '{"roles": "a/b.json"}'),
         ("retro_again", "retro", '{"window": 8}'),
     ]
     run = read_run(folder([], [{"variant": v, "method": m, "params": p} for v, m, p in rows], []))
     assert run.titles == {
-        "quest": "Quest", "quest+window": "Quest, equal windows", "retro_w8": "RetroAttention, window 8 (retro_w8)",
+        "quest": "Quest", "retro_w8": "RetroAttention, window 8 (retro_w8)",
         "lychee_ratio97": "LycheeDecode, ratio 0.97", "retro_again": "RetroAttention, window 8 (retro_again)",
     }  # fmt: skip
 

@@ -21,16 +21,16 @@ from longdecode.evals.store import read_records, write_records
 
 @pytest.fixture
 def results(tmp_path: Path, make_record: Callable[..., Record]) -> Path:
-    """Full, Quest and DuoAttention with and without the common window, and a variant that no configuration names."""
+    """Full, Quest and DuoAttention twice, and a variant that no configuration names."""
     config = {
         "profile": "p", "models": {"tiny": {"path": "x"}},
-        "methods": {"full": {}, "quest": {}, "duo": {}, "duo+window": {"method": "duo"}}, "budgets": [256],
+        "methods": {"full": {}, "quest": {}, "duo": {}, "duo_twice": {"method": "duo"}}, "budgets": [256],
         "suites": {"mini_longgen": {"contexts": [2048], "samples": 12}},
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     origin = make_record().provenance.model_copy(update={"settings_hash": None})
-    for variant in ("full", "quest", "duo", "duo+window", "older"):
-        method = "quest" if variant == "older" else variant.partition("+")[0]
+    for variant in ("full", "quest", "duo", "duo_twice", "older"):
+        method = "quest" if variant == "older" else variant.partition("_")[0]
         rows = [
             make_record(variant=variant, method=method, sample_index=i, prompt_sha256=str(i), score=float(i % 3 > 0),
                         parts=[1.0] * 8 + [0.0] * 8, budget="full" if variant == "full" else "256", provenance=origin)
@@ -45,8 +45,8 @@ def test_named_variants_are_compared_and_the_tables_are_in_the_manifest(results:
     paths = write_tables(results)
     assert [path.name for path in paths] == list(RESULT_TABLES)
     table = {path.stem: pd.read_csv(path) for path in paths}
-    assert table["summary"]["variant"].tolist() == ["full", "duo", "duo+window", "quest"]
-    assert set(table["comparisons"]["a"]) == {"quest", "duo", "duo+window"}
+    assert table["summary"]["variant"].tolist() == ["full", "duo", "duo_twice", "quest"]
+    assert set(table["comparisons"]["a"]) == {"quest", "duo", "duo_twice"}
     assert set(table["claims"]["verdict"]) == {"not run"} and table["speed"].empty and table["pareto"].empty
     along = table["measures"][table["measures"]["variant"] == "quest"]
     assert set(along["measure"]) == {"score_along"} and along["at"].tolist() == [2, 4, 6, 8, 10, 12, 14, 16]
