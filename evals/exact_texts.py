@@ -73,7 +73,7 @@ def _texts(
     job: GenerationJob, variant: str, generator: Generator, requests: Sequence[Request]
 ) -> list[tuple[int, ...]]:
     """Return a variant's texts; none of one that does not draft by the exact rule, which writes a text of its own."""
-    method = job.method(variant, job.config.budgets_of(variant)[0], LENGTHS[0])
+    method = job.build(variant, job.config.budgets_of(variant)[0].tokens(LENGTHS[0]), LENGTHS[0])
     if variant != REFERENCE_METHOD and not _is_exact(method):
         return []
     return [done.output_ids for done in generator.run(requests, method)]

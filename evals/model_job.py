@@ -57,13 +57,16 @@ class ModelJob:
         """The GPU's clock when the job began; asking for it starts a process, so it is asked for once."""
         return sm_clock_mhz(self.device)
 
-    def build(self, variant: str, budget_tokens: int | None) -> AttentionMethod:
-        """Build a variant of the run at a budget.
+    def build(self, variant: str, budget_tokens: int | None, context: int = 0) -> AttentionMethod:
+        """Build a variant of the run at a budget, for prompts of so many tokens where they are told.
 
         Raises:
-            UnsupportedCellError: the method cannot honour the budget on this model.
+            UnsupportedCellError: the method cannot honour the budget on this model, or at this context.
         """
-        return self.config.methods[variant].build(budget_tokens, self.model_config, self.model)
+        method = self.config.methods[variant].build(budget_tokens, self.model_config, self.model)
+        if context:
+            method.refuse_context(context)
+        return method
 
     def provenance(self, settings: Mapping[str, Any], code: str, data: str) -> Provenance:
         """Return the provenance of records that depend on these settings, code and data, on the model and device."""

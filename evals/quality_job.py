@@ -143,9 +143,7 @@ class Variant:
             UnsupportedCellError: the method cannot honour the budget at this context, or no budget of its reads the
                 bytes asked for.
         """
-        method = self.job.build(self.name, self.budget_tokens(cell))
-        method.refuse_context(cell.context)
-        return method
+        return self.job.build(self.name, self.budget_tokens(cell), cell.context)
 
     @functools.cache  # noqa: B019
     def budget_tokens(self, cell: Cell) -> int | None:

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import resolve_device
 from longdecode.engine.endless import without_ends
 from longdecode.engine.errors import UnsupportedCellError, refuse_unknown
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.evals.budgets import FULL_BUDGET, Budget
+from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.fingerprint import code_hash, file_hashes, hash_texts
 from longdecode.evals.gate import Gate, attempt
 from longdecode.evals.generation import texts
@@ -96,16 +95,6 @@ class GenerationJob(ModelJob):
         """Return the generator that draws by a sampler of the configuration."""
         return Generator(self.decoder, self.generation.sampling(sampler))
 
-    def method(self, variant: str, budget: Budget, prompt_tokens: int) -> AttentionMethod:
-        """Build a variant at a budget.
-
-        Raises:
-            UnsupportedCellError: it cannot honour the budget after such a prompt.
-        """
-        method = self.build(variant, budget.tokens(prompt_tokens))
-        method.refuse_context(prompt_tokens)
-        return method
-
     def record(self, cell: Cell, number: int, full: Record | None) -> Record:
         """Write one text, against Full's where there is one; what cannot be written is a record with its status."""
         made, status, reason = attempt(partial(self._written, cell, number, full), self.device)
@@ -114,7 +103,8 @@ class GenerationJob(ModelJob):
     def _written(self, cell: Cell, number: int, full: Record | None) -> Record:
         if refusal := self.gate.refusal(cell.variant, self.spec.model):
             raise refusal
-        generator, method = self.generator(cell.task), self.method(cell.variant, cell.budget, cell.context)
+        generator = self.generator(cell.task)
+        method = self.build(cell.variant, cell.budget.tokens(cell.context), cell.context)
         if generator.sampling.history_tokens > cell.context:
             raise UnsupportedCellError(f"{cell.context} tokens are fewer than the penalty window of {cell.task}")
         books, known = self.config.data.get("pg19"), (cell.context, self.config.seed, self.tokenizer)
