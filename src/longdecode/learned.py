@@ -88,7 +88,10 @@ def refusals(runs: Sequence[RunConfig]) -> Iterator[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     about = path if path.suffix == ".json" else path.with_name("config.json")
-    return dict(json.loads(about.read_text(encoding="utf-8"))) if about.is_file() else {}
+    try:
+        return dict(json.loads(about.read_text(encoding="utf-8"))) if about.is_file() else {}
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{about}: no JSON object: {error}") from None
 
 
 def _owner(about: dict[str, Any]) -> Any:

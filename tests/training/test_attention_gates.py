@@ -85,6 +85,9 @@ def test_gates_and_roles_of_another_checkpoint_are_refused_by_hash(
         with pytest.raises(ConfigError, match=rf"c: methods\.{named[0]}: .* another checkpoint than m: .*miniature"):
             require_own(run(byte_checkpoint, *named))
     require_own(run(byte_checkpoint, *named), [str(ROLES)])
+    (tmp_path / "number.json").write_text("3")
+    with pytest.raises(ConfigError, match=r"number\.json: no JSON object"):
+        require_own(run(MINIATURE, "lychee", {"roles": f"{tmp_path}/number.json"}))
     monkeypatch.setattr(sweep, "try_to_load_from_cache", lambda *_: str(byte_checkpoint / "config.json"))
     with pytest.raises(ConfigError, match="another checkpoint than m"):
         require_own(run(Path("org/name"), *named))
