@@ -110,7 +110,7 @@ def with_trainings(cells: Cells, requests: Iterable[PairRequest]) -> Cells:
 def over_trainings(found: Interval, trainings: Sequence[Floats], confidence: float) -> tuple[Interval, float]:
     """Widen an interval over prompts to the one over trainings, where that is wider, and return the latter's p-value.
 
-    Two trainings of each side leave one or two degrees of freedom, three two to four. Trainings that agree widen nothing.
+    Two trainings a side leave one or two degrees of freedom, three two to four. Trainings that agree widen nothing.
 
     Args:
         found: the value, a mean over trainings or a difference of two, with its interval over prompts.

@@ -198,7 +198,7 @@ def test_on_the_same_forks_prompts_alone_count_and_a_checkpoint_has_no_spread(
     assert checkpoint["difference"] == -15.0 and checkpoint["high"] == pytest.approx(-15 + 12.706 * 10, rel=1e-3)
 
 
-def test_of_trainings_that_lack_a_cell_there_is_no_mean_and_other_prompts_are_refused(
+def test_one_training_has_no_mean_other_prompts_are_refused_and_a_mean_names_those_that_ran(
     cell: Callable[..., list[Record]],
 ) -> None:
     asked = [PairRequest(a=("nosa",), a_model=FORKS, b="full", b_model=FULLS)]
@@ -207,6 +207,9 @@ def test_of_trainings_that_lack_a_cell_there_is_no_mean_and_other_prompts_are_re
     other = [r.model_copy(update={"prompt_sha256": "x"}) for r in forks(cell, ("nosa", "nosa1", 9), of=12)]
     with pytest.raises(CellError, match=r"nosa0/nosa and nosa1/nosa.*another prompt"):
         compare(records + other, asked)
+    three = [PairRequest(a=("nosa",), a_model=f"{FORKS} + nosa2", b="full", b_model=f"{FULLS} + full2")]
+    row = only(compare(records + forks(cell, ("nosa", "nosa1", 3), of=12), three), model=FORKS)
+    assert (row["b_model"], row["a_value"], row["difference"]) == (FULLS, 50.0, -25.0)
 
 
 @pytest.mark.parametrize("spreads", [(0, 0), (0.5, 0.5), (1, 1), (3, 3), (1, 0), (3, 0.3)], ids=str)
