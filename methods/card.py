@@ -46,7 +46,7 @@ class Knob(_Strict):
     depends on the model, so it is tuned or learned on each. Such a value means nothing on another model (a layer, a map
     of heads), and the conformance suite, which has a model of its own, leaves it out; unless it is ``portable``.
     ``settings``, or the layers from ``first_layer`` on, are the values that tuning tries; a knob with neither is
-    learned or set. ``window`` marks tokens that a list always holds, which a run with equal windows sets alike for all.
+    learned or set. ``window`` marks tokens that a list always holds.
     """
 
     name: str

@@ -133,7 +133,8 @@ def _facts(site: Site, run: Run) -> dict[str, Any]:
     verdicts = [verdict["status"] == "passed" for gate in run.gate for verdict in gate.get("verdicts", ())]
     checks = [check["outcome"] == "passed" for check in run.checks if check["outcome"] != "not run"]
     timed = run.speed[~run.speed.bench.isin(["ceiling", "kernel"])].model if len(run.speed) else ()
-    models = in_order([*(run.summary.model if len(run.summary) else ()), *timed])
+    texts = run.measures[run.measures.measure == "speedup"].model if len(run.measures) else ()
+    models = in_order([*(run.summary.model if len(run.summary) else ()), *texts, *timed])
     versions = run.gate[0].get("versions", {}) if run.gate else {}
     return {
         "name": run.name,
@@ -141,7 +142,7 @@ def _facts(site: Site, run: Run) -> dict[str, Any]:
         "devices": run.devices,
         "revisions": run.revisions,
         "models": [wording.model_title(m) for m in models],
-        "data": " and ".join(run.data_sources) or "none: times alone",
+        "data": " and ".join(run.data_sources) or ("books to go on with" if len(texts) else "none: times alone"),
         "prompts": f"{int(run.summary.n[run.summary.n > 0].min())} to {int(run.summary.n.max())}"
         if len(run.summary)
         else "",

@@ -188,6 +188,7 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
         *((f"{wording.tokens(longer)} tokens", part) for longer, part in groups(farther, "context")),
     ]
     yield from untimed_answers(site, rows[long])
+    said: set[tuple[str, str]] = set()
     for need, part in asked:
         for _, mine in groups(part, ["run", "model"]):
             at = mine[mine.batch == mine.batch.max()]
@@ -200,7 +201,9 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
                 speed = f"{wording.times(row.speed)}{wording.TIMES}"
                 size = f", {_size(row)} tokens" if _size(row) else ""
                 answer = f"{row.title}{size}: {speed} ({verdict})"
-            yield {"need": need, "place": place_words(site, place), "answer": answer}
+            if (key := (need, place_words(site, place))) not in said:  # another run at that place has fewer variants
+                yield {"need": need, "place": key[1], "answer": answer}
+            said.add(key)
     yield from longer_contexts(site, rows)
 
 

@@ -222,7 +222,7 @@ def read_run(folder: Path) -> Run:
         folder=folder,
         tables=found,
         along=along,
-        gate=[_checked(path) for path in sorted(folder.glob("gate/*.json"))],
+        gate=[_checked(path) for path in sorted(folder.glob("gate*/*.json"))],
         checks=json.loads(checks.read_text(encoding="utf-8"))["checks"] if checks.is_file() else (),
         older=folder.name in wording.TITLES["older"],
         config=yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {},
