@@ -299,7 +299,8 @@ def _holds(site: Site, method: str) -> list[dict[str, Any]]:
                     "task": wording.task_title(r.suite, r.task),
                     "suite": r.suite,
                     "model": wording.model_title(r.model)
-                    + (f", {run.title(r.variant)}" if r.variant != method else ""),
+                    + (f", {run.title(r.variant)}" if r.variant != method else "")
+                    + f"; run {run.name}",
                     "context": wording.tokens(r.context),
                     "words": words,
                     "state": r.state,

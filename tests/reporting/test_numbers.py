@@ -101,7 +101,7 @@ def test_a_method_s_smallest_budget_is_within_and_no_smaller_one_is(
     assert set(mine[mine.verdict == "within"].budget) == {"0.25", "0.5"}
     rows = pages["method-quest"].all_rows
     assert ["RULER", "16K", "4,096 tokens"] in [
-        r[:3] for r in rows[rows.index(["Qwen2.5-Coder-1.5B-Q4, Quest, sum of scores"]) :]
+        r[:3] for r in rows[rows.index(["Qwen2.5-Coder-1.5B-Q4, Quest, sum of scores; run qwen-budgets"]) :]
     ]
 
 
