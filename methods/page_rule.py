@@ -21,6 +21,11 @@ class PageRule(StoredRule):
         size, n = self.params.page_size, keys.shape[1]
         return [tokens_of(pages, size, n) for pages in self.top_pages(queries, keys)]
 
+    def choosing(self) -> range:
+        """Return the layers that choose: all behind the first, or one in so many of them."""
+        first, every = self.params.dense_layers, getattr(self.params, "layers_per_list", 1)
+        return range(min(self.config.num_layers, first), self.config.num_layers, every)
+
     def top_pages(self, queries: Tensor, keys: Tensor) -> list[list[int]]:
         """Return the current page and the best others of each KV head, in ascending order."""
         count = self.budget_at(keys.shape[1]) // self.params.page_size
@@ -46,6 +51,5 @@ class PageRule(StoredRule):
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
         """Return the bytes of scales, and of two bounds per page, channel and KV head in the layers that choose."""
         pages = -(-kv_length // self.params.page_size)
-        layers = range(min(self.config.num_layers, self.params.dense_layers), self.config.num_layers)
-        sizes = sum(self.element_bytes(layer, bytes_per_element) for layer in layers)
+        sizes = sum(self.element_bytes(layer, bytes_per_element) for layer in self.choosing())
         return pages * 2 * self.config.num_kv_heads * self.config.head_dim * sizes + self.scale_bytes()

@@ -22,10 +22,10 @@ class Reference:
     """
 
     def __init__(self, decoder: Decoder, window: int, pages: int, *, page: int = 16, dense: int = 2, join: str = "max",
-                 old_query: bool = False, exact: bool = False, overwrite: str = "both"):  # fmt: skip
+                 old_query: bool = False, exact: bool = False, overwrite: str = "both", every: int = 1):  # fmt: skip
         self.decoder, self.config = decoder, decoder.config
         self.window, self.pages, self.page, self.dense, self.join = window, pages, page, dense, join
-        self.old_query, self.exact, self.overwrite = old_query, exact, overwrite
+        self.old_query, self.exact, self.overwrite, self.every = old_query, exact, overwrite, every
         layers = range(self.config.num_layers)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -61,7 +61,8 @@ class Reference:
             q, k, v = self.heads(layer, x, rows)
             self.store(index, rows, k, v)
             outs = []
-            chosen = None if index < self.dense else self.choose(index, q[:, -1])
+            if index < self.dense or (index - self.dense) % self.every == 0:
+                chosen = None if index < self.dense else self.choose(index, q[:, -1])
             for at, row in enumerate(rows):
                 if chosen is None:
                     if row == newest:

@@ -35,7 +35,10 @@ class CodeTest:
 
 @dataclass(frozen=True, slots=True)
 class CodeProblem:
-    """One problem: prompt, name of the function asked for (``None``: standard input), and the place of its tests."""
+    """One problem: prompt, name of the function asked for (``None``: standard input), and the place of its tests.
+
+    ``public``: the statement's samples are its only tests.
+    """
 
     question_id: str
     prompt: str
@@ -43,6 +46,7 @@ class CodeProblem:
     tests_hash: int = field(repr=False)
     file: Path = field(repr=False, compare=False)
     offset: int = field(repr=False, compare=False)
+    public: bool = False
 
     def tests(self) -> list[CodeTest]:
         """Read the public and then the private tests.
@@ -58,7 +62,7 @@ class CodeProblem:
                 raise ValueError("the file has changed since its problems were read")
             public = row["public_test_cases"]
             tests = json.loads(public) if isinstance(public, str) else public
-            tests = tests + _private(row.get("private_test_cases", "[]"))
+            tests = tests + _private("[]" if self.public else row.get("private_test_cases", "[]"))
             return [CodeTest(str(test["input"]), str(test["output"])) for test in tests]
 
 
@@ -66,12 +70,13 @@ def _tests_hash(row: Mapping[str, Any]) -> int:
     return hash((str(row.get("public_test_cases")), str(row.get("private_test_cases"))))
 
 
-def read_problems(source: Path | None, window: tuple[str, str] = ("", "9")) -> list[CodeProblem]:
+def read_problems(source: Path | None, window: tuple[str, str] = ("", "9"), public: bool = False) -> list[CodeProblem]:
     """Return the problems of release_v5 whose contests fell into a window, in the release's order.
 
     Args:
         source: a folder whose ``livecodebench`` holds the release's five files, or ``hub``.
         window: first and last date, ``YYYY-MM-DD``.
+        public: test by the statements' samples alone.
 
     Raises:
         DataUnavailableError: a file is missing or cannot be read; the message says how to fetch it.
@@ -83,7 +88,7 @@ def read_problems(source: Path | None, window: tuple[str, str] = ("", "9")) -> l
         file = hub_file(_RELEASE, place, name) if isinstance(place, HubId) else place / _RELEASE.folder / name
         with _RELEASE.reading(f"{file} cannot be read"), file.open("rb") as handle:
             rows = json_rows(_RELEASE, handle, str(file))
-            found += [_problem(row, file) for row in rows if first <= row.text("contest_date")[:10] <= last]
+            found += [_problem(row, file, public) for row in rows if first <= row.text("contest_date")[:10] <= last]
     return found
 
 
@@ -93,11 +98,11 @@ def prompt_text(question: str, starter: str) -> str:
     return f"{_PROMPT['head']}{question}\n\n{end}"
 
 
-def _problem(row: Row, file: Path) -> CodeProblem:
+def _problem(row: Row, file: Path, public: bool) -> CodeProblem:
     with _RELEASE.reading(f"{row.where} has 'metadata' that is no JSON object"):
         function = json.loads(row.text("metadata")).get("func_name")
     prompt = prompt_text(row.text("question_content"), row.text("starter_code"))
-    return CodeProblem(row.text("question_id"), prompt, function, _tests_hash(row.values), file, row.offset)
+    return CodeProblem(row.text("question_id"), prompt, function, _tests_hash(row.values), file, row.offset, public)
 
 
 class _Texts(pickle.Unpickler):

@@ -191,6 +191,9 @@ SUITES: Mapping[str, Suite] = {
         {
             **{name: partial(CodeTask, read, 1, FUNCTION_TOKENS) for name, read in _FUNCTIONS.items()},
             "livecodebench_v5": partial(CodeTask, partial(read_problems, window=WINDOW), DRAWS, None),
+            "livecodebench_v5_public": partial(
+                CodeTask, partial(read_problems, window=WINDOW, public=True), 1, FUNCTION_TOKENS
+            ),
             "livecodebench_v5_all": partial(CodeTask, read_problems, 1, None),
         },
         default=("humaneval", "mbpp", "livecodebench_v5"),

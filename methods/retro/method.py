@@ -34,6 +34,7 @@ class RetroParams(PageParams):
     overwrite: Literal["both", "keys", "values", "none"] = "both"
     retro_query: Literal["new", "old"] = "new"
     exact_page: bool = False
+    layers_per_list: Annotated[int, Field(ge=1)] = 1
 
 
 @dataclass(slots=True)
@@ -45,7 +46,8 @@ class Window:
     ``outputs`` where old queries serve the supplement. ``loaded`` ``[L, B, Hkv, P]`` int32: the position whose step
     last loaded each page, -1 for none. ``first`` ``[B]`` int64: where decoding began. Of the block at hand,
     ``positions`` and ``limits`` ``[B, w]`` int64: each row's position, and the tokens before which it may read.
-    ``offsets`` ``[w]`` int64 are ``1 - w .. 0``, the rows' places before the newest.
+    ``offsets`` ``[w]`` int64 are ``1 - w .. 0``, the rows' places before the newest. ``listed`` is the list of the last
+    layer that chose.
     """
 
     pages: Pages
@@ -58,6 +60,7 @@ class Window:
     positions: Tensor
     limits: Tensor
     offsets: Tensor
+    listed: Selection | None = None
 
 
 class Retro(PagedMethod):
@@ -83,6 +86,10 @@ class Retro(PagedMethod):
     def window(self) -> int:
         """Return the window, the newest token included."""
         return self.params.window
+
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Return the layers that choose: of ``layers_per_list`` sparse layers the first."""
+        return super().sparse_layers()[:: self.params.layers_per_list]
 
     def pages_of(self, state: DecodeState) -> Pages:
         """Return the pages beside the window."""
@@ -193,8 +200,11 @@ class Retro(PagedMethod):
         )  # fmt: skip
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
-        """Return Quest's pages of the newest row; dense in the first layers."""
-        return self.choose(layer, q, state)
+        """Return Quest's pages of the newest row, those of the last layer that chose; dense in the first layers."""
+        window: Window = state.method_state
+        if layer in window.pages.bounds:
+            window.listed = self.choose(layer, q, state)
+        return None if layer in self.dense_layers() else window.listed
 
     def settle(self, state: DecodeState) -> None:
         """Let the window be full."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -20,40 +19,35 @@ from longdecode.methods.paged import PagedMethod, PageParams, Pages
 class SelectionReuseParams(PageParams):
     """Knobs of selection reuse."""
 
-    policy: Literal["interval", "cosine"] = "interval"
     interval: Annotated[int, Field(ge=1, le=1024)] = 4
-    gate: Annotated[float, Field(ge=-1, le=1)] = 0.9
 
 
 @dataclass(slots=True)
 class Chosen:
     """Pages, and the choice that each layer keeps.
 
-    ``indices`` ``[L, B, Hkv, N]`` and ``counts`` ``[L, B, Hkv]`` int64, ``queries`` ``[L, B, Hq * D]`` of the steps
-    that chose, ``age`` ``[L, B]`` int64: steps since then, -1 before the first.
+    ``indices`` ``[L, B, Hkv, N]`` and ``counts`` ``[L, B, Hkv]`` int64; ``age`` ``[L, B]`` int64: steps since the layer
+    chose, -1 before the first.
     """
 
     pages: Pages
     indices: Tensor
     counts: Tensor
-    queries: Tensor
     age: Tensor
 
 
 class SelectionReuse(PagedMethod):
-    """Quest's pages, chosen every ``interval`` steps, or earlier where the query has turned away from the last choice.
+    """Quest's pages, chosen every ``interval`` steps.
 
-    In between a step reads the pages of that choice and those that have begun since, the current one last. ``cosine``
-    chooses anew in a layer where the cosine of the flattened query and that of the last choice is under ``gate``.
+    In between a step reads the pages of that choice and those that have begun since, the current one last.
 
     Source: the control of RetroAttention (arXiv 2508.09001); LServe (arXiv 2502.14866), reusable page selector;
-    TokenSelect (arXiv 2411.02886), selection cache; deviations in card.yaml.
+    deviations in card.yaml.
     """
 
     name: ClassVar[str] = "selection_reuse"
     Params: ClassVar[type] = SelectionReuseParams
     params: SelectionReuseParams
-    used_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {"gate": {"policy": "cosine"}}
 
     def pages_of(self, state: DecodeState) -> Pages:
         """Return the pages beside the choices."""
@@ -79,12 +73,10 @@ class SelectionReuse(PagedMethod):
         """Compute the page bounds; nothing is chosen yet."""
         pages, config, device = self.make_pages(cache), self.config, cache.device
         lists = (config.num_layers, cache.batch, config.num_kv_heads)
-        size = config.num_heads * config.head_dim
         return Chosen(
             pages,
             torch.zeros(*lists, pages.width + self._spare, device=device, dtype=torch.int64),
             torch.zeros(lists, device=device, dtype=torch.int64),
-            torch.zeros(*lists[:2], size, device=device, dtype=cache.shape.dtype),
             torch.full(lists[:2], -1, device=device, dtype=torch.int64),
         )
 
@@ -96,11 +88,6 @@ class SelectionReuse(PagedMethod):
         chosen: Chosen = state.method_state
         indices, counts, age = chosen.indices[layer], chosen.counts[layer], chosen.age[layer]
         due = (age < 0) | (age + 1 >= self.params.interval)
-        flat = q.flatten(1)
-        if self.params.policy == "cosine":
-            alike = torch.cosine_similarity(flat.float(), chosen.queries[layer].float(), dim=1)
-            due = due | (alike < self.params.gate)
-        chosen.queries[layer].copy_(torch.where(due[:, None], flat, chosen.queries[layer]))
         age.copy_(torch.where(due, 0, age + 1))
         # A page that begins now is behind all others, so that the list stays in order.
         newest = state.kv_lengths - 1

@@ -69,6 +69,7 @@ def test_problems_of_the_window_and_their_tests(release: Path) -> None:
     assert len(read_problems(release)) == 6
     stdin = [CodeTest("1 2\n", "3\n"), CodeTest("2 2", "4")]
     assert [problem.tests() for problem in problems] == [stdin, stdin, [CodeTest("1\n[2]", "[3]")]]
+    assert [len(problem.tests()) for problem in read_problems(release, WINDOW, public=True)] == [1, 1, 1]
     assert [problem.function for problem in problems] == [None, None, "add"]
     assert problems[0].prompt == prompt_text("Add. é\u20282", "") and "def add(" in problems[2].prompt
     assert str(release) not in repr(problems)  # the data's hash is the same wherever the files lie

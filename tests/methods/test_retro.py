@@ -42,6 +42,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exact page": ({"window": 5, "exact_page": True}, {"window": 5, "exact": True}),
     "keys alone": ({"window": 4, "overwrite": "keys"}, {"window": 4, "overwrite": "keys"}),
     "values alone": ({"window": 4, "overwrite": "values"}, {"window": 4, "overwrite": "values"}),
+    "shared lists": ({"window": 3, "layers_per_list": 2, "dense_layers": 1}, {"window": 3, "every": 2, "dense": 1}),
     "large pages": ({"window": 4, "page_size": 32, "dense_layers": 0}, {"window": 4, "page": 32, "dense": 0}),
 }
 

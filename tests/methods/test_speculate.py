@@ -230,7 +230,6 @@ def test_bad_drafters_are_refused() -> None:
         ("lychee", {"mode": "token", "top_p": 0.5}, "top_p = 0.5 of lychee has no effect without strategy = 'top_p'"),
         ("lychee", {"mode": "token", "block_size": 16}, "block_size = 16 of lychee .* without mode = 'block'"),
         ("duo", {"roles_seed": 3}, "roles_seed = 3 of duo has no effect without roles = 'random'"),
-        ("selection_reuse", {"gate": 0.5}, "gate = 0.5 of selection_reuse .* without policy = 'cosine'"),
         ("nosa", {"heads": "zero", "prefill": "dense"}, "prefill = 'dense' of nosa has no effect while drafting"),
         ("infllm2", {"spare_slots": 2}, "spare_slots = 2 of infllm2 has no effect without offload = True"),
     ],
@@ -250,7 +249,6 @@ def test_knobs_at_their_defaults_and_in_use_are_accepted() -> None:
     for drafter, params in (
         ("lychee", {"block_size": 16, "correction": "none", "correction_period": 32, "ratio": 0.7}),
         ("lychee", {"mode": "token", "strategy": "top_p", "top_p": 0.5, "roles": "random", "roles_seed": 2}),
-        ("selection_reuse", {"policy": "cosine", "gate": 0.5}),
         ("infllm2", {"offload": True, "spare_slots": 2, "prefetch": True, "overlap": True}),
     ):
         get_method("speculate").from_budget(64, CONFIG, drafter=drafter, drafter_params=params)
