@@ -5,7 +5,9 @@ With it go the probes of the device's read bandwidth, against which all floors a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -13,16 +15,20 @@ from typing import Any
 
 import torch
 
-from longdecode.engine.errors import LongDecodeError, UnsupportedCellError
+from longdecode.engine.errors import GateError, LongDecodeError, UnsupportedCellError
 from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.gate import attempt
 from longdecode.evals.throughput.harness import Bench, SpeedCell, shape_config
-from longdecode.evals.throughput.kernel_ops import COLD_BYTES, Inputs, Op, Size, make_op
-from longdecode.evals.throughput.peers import PEERS
 from longdecode.evals.throughput.spec import OPS, ROWS_OP, Grid
+from longdecode.evals.throughput.steps import random_tree
 from longdecode.evals.throughput.timing import Case, captured, long_enough
+from longdecode.kernels.bench.ops import Inputs, Op, Size, make_op
+from longdecode.kernels.bench.peers import PEERS
 
 OURS = "longdecode"
+COLD_BYTES = 3 * (60 << 20)
+"""Bytes that a rotation covers, three times the last-level cache of an H200, so that no call finds its input there."""
+MAX_SETS = 64
 CASE_US = 2000.0
 """Length of one timed run: many launches, and time enough to read the clocks meanwhile."""
 _PLACE, _CPU_PLACE = (131072, 4), (4096, 1)
@@ -62,7 +68,9 @@ class KernelBench(Bench):
             return self.once(OURS, lambda: self._rotation(OURS, op, [partial(op.ours, x) for x in sets], op.read_bytes))
         try:
             calls = [PEERS[_op_of(cell)][cell.variant](self._size(cell), x) for x in sets]
-            op.require_same(calls[0](), op.ours(sets[0]), self.dtype)
+            found = calls[0]()
+            with _gating():
+                op.require_same(found, op.ours(sets[0]), self.dtype)
             return self._rotation(cell.variant, op, calls, op.peer_bytes or op.read_bytes)
         except (LongDecodeError, torch.cuda.OutOfMemoryError):
             raise
@@ -83,9 +91,6 @@ class KernelBench(Bench):
         """Return a way to read memory, with its inputs there; all floors are taken from the fastest.
 
         A sum, dense attention of torch and of ours, and our largest projection.
-
-        Raises:
-            UnsupportedCellError: the probe's library cannot run here.
         """
         cuda = self.device.type == "cuda"
         if cell.variant == "torch_sum":
@@ -93,8 +98,7 @@ class KernelBench(Bench):
             return Case(cell.variant, captured(values.sum, self.device), keep=values, bytes_min=values.nbytes)
         size = self._size(cell)
         if not cuda:
-            vocabulary = min(size.config.vocab_size, _CPU_LINEAR_ROWS)
-            size = replace(size, config=replace(size.config, vocab_size=vocabulary))
+            size = replace(size, vocab=min(size.vocab, _CPU_LINEAR_ROWS))
         op = make_op("linear_lm_head" if cell.variant == "longdecode_linear" else "decode_attention", size)
         inputs, peers = op.draw(), PEERS["decode_attention"]
         call = peers[cell.variant](size, inputs) if cell.variant in peers else lambda: op.ours(inputs)
@@ -104,9 +108,10 @@ class KernelBench(Bench):
         """Gate an op at a smaller size, then draw its input sets."""
         size = self._size(cell)
         torch.manual_seed(self.run.seed)
-        make_op(_op_of(cell), size.smaller()).gate(size.dtype)
-        op = make_op(_op_of(cell), size)
-        return op, [op.draw() for _ in range(op.sets(self.device))]
+        with _gating():
+            make_op(_op_of(cell), smaller(size)).gate(size.dtype)
+            op = make_op(_op_of(cell), size)
+        return op, [op.draw() for _ in range(sets_of(op, self.device))]
 
     def _rotation(self, variant: str, op: Op, calls: list[Callable[[], Any]], moved: int) -> Case:
         """Return the calls on all sets, one after the other, as one graph."""
@@ -120,8 +125,36 @@ class KernelBench(Bench):
         return long_enough(case, self.clock, CASE_US)
 
     def _size(self, cell: SpeedCell) -> Size:
-        sizes, config = (cell.context, cell.batch, cell.budget_tokens), shape_config(cell.grid.model)
-        return Size(config, *sizes, self.device, self.dtype, **cell.params)
+        config, own = shape_config(cell.grid.model), cell.params
+        mask = random_tree(own["rows"], self.device)[0] if own.get("mask") == "tree" else None
+        return Size(
+            config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size, config.intermediate_size,
+            config.vocab_size, cell.context, cell.batch, cell.budget_tokens, self.device, self.dtype,
+            own.get("full_heads", 0), own.get("rows", 1), mask,
+        )  # fmt: skip
+
+
+def smaller(size: Size) -> Size:
+    """Return a size for the correctness gate, no larger in any direction."""
+    context = min(size.context, 2048)
+    budget = None if size.budget_tokens is None else min(size.budget_tokens, max(16, context // 4))
+    return replace(size, context=context, batch=min(size.batch, 2), budget_tokens=budget)
+
+
+def sets_of(op: Op, device: torch.device) -> int:
+    """Count input sets in rotation: enough that the last-level cache is cold, up to a limit."""
+    return min(MAX_SETS, max(1, math.ceil(COLD_BYTES / op.read_bytes))) if device.type == "cuda" else 1
+
+
+@contextmanager
+def _gating() -> Iterator[None]:
+    """Turn what an op says of its result or its size into the errors that give a cell its status."""
+    try:
+        yield
+    except AssertionError as error:
+        raise GateError(" ".join(str(error).split())) from None
+    except NotImplementedError as error:
+        raise UnsupportedCellError(str(error)) from None
 
 
 def _cells(grid: Grid, op: str) -> Iterator[SpeedCell]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -18,7 +19,6 @@ from longdecode.engine.request import Prompt, Request
 from longdecode.engine.sampling import Sampling
 from longdecode.engine.steppers import CorrectedStepper, SpeculativeStepper, Stepper, make_stepper
 from longdecode.engine.token_block import TokenBlock
-from longdecode.evals.throughput.kernel_ops import random_tree
 from longdecode.evals.throughput.spec import RAW_SHAPES
 from longdecode.evals.throughput.timing import Case, captured, repeated
 
@@ -123,6 +123,15 @@ def rows_case(decoder: Decoder, cache: KVCache, method: AttentionMethod, variant
         decoder.logits(hidden)
 
     return Case(variant, captured(forward, decoder.device), keep=(state, block, none))
+
+
+def random_tree(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mask ``[T, T]`` of a random draft tree of ``T`` nodes, and their depths ``[T]`` int64."""
+    draw = random.Random(f"tree {rows}")
+    mask = torch.eye(rows, dtype=torch.bool)
+    for node in range(1, rows):
+        mask[node] |= mask[draw.randrange(node)]
+    return mask.to(device), (mask.sum(dim=1) - 1).to(device)
 
 
 def setup_case(method: AttentionMethod, cache: KVCache, variant: str, context: int) -> Case:

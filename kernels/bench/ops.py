@@ -1,9 +1,7 @@
-"""The ops of the kernel bench at a size: what goes in, our call, the bytes it must move, how results compare."""
+"""The ops of the bench at a size: what goes in, our call, the bytes it must move, how results compare."""
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdecode.engine.errors import GateError, UnsupportedCellError
-from longdecode.engine.model_config import ModelConfig
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.dispatch import naive_kernels
 from longdecode.kernels.linear import gated_linear, linear
@@ -21,9 +17,6 @@ from longdecode.kernels.page_score import page_score
 from longdecode.kernels.sparse_decode_attention import EVERYTHING, sparse_decode_attention
 from longdecode.kernels.topk_select import topk_select
 
-COLD_BYTES = 3 * (60 << 20)
-"""Bytes that a rotation covers, three times the last-level cache of an H200, so that no call finds its input there."""
-MAX_SETS = 64
 PAGE, HYBRID_BLOCK = 16, 64
 """Tokens a page, and a block of hybrid layers as LycheeDecode times its kernel."""
 _BLOCKS = {"sparse_decode_attention": PAGE, "sparse_decode_attention_tokens": 1, "hybrid_attention": HYBRID_BLOCK}
@@ -35,9 +28,17 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Hold the sizes of an op; ``context`` is 0 for ops that do not depend on it."""
+    """Hold the sizes of an op: of the model's layer, then the op's own.
 
-    config: ModelConfig
+    ``context`` is 0 for ops that do not depend on it. ``mask`` ``[rows, rows]`` bool is a draft tree's; causal without.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    ffn: int
+    vocab: int
     context: int
     batch: int
     budget_tokens: int | None
@@ -45,13 +46,7 @@ class Size:
     dtype: torch.dtype
     full_heads: int = 0
     rows: int = 1
-    mask: str = "causal"
-
-    def smaller(self) -> Size:
-        """Return a size for the correctness gate, no larger in any direction."""
-        context = min(self.context, 2048)
-        budget = None if self.budget_tokens is None else min(self.budget_tokens, max(16, context // 4))
-        return replace(self, context=context, batch=min(self.batch, 2), budget_tokens=budget)
+    mask: Tensor | None = None
 
     def normal(self, *shape: int) -> Tensor:
         """Return random normal values in the size's dtype."""
@@ -82,15 +77,11 @@ class Op:
     view: Callable[[Tensor], Tensor] = lambda result: result
     peer_bytes: int | None = None
 
-    def sets(self, device: torch.device) -> int:
-        """Count input sets in rotation: enough that the last-level cache is cold, up to a limit."""
-        return min(MAX_SETS, max(1, math.ceil(COLD_BYTES / self.read_bytes))) if device.type == "cuda" else 1
-
     def gate(self, dtype: torch.dtype) -> None:
         """Hold ours against the definition on fresh random inputs.
 
         Raises:
-            GateError: they differ by more than rounding.
+            AssertionError: they differ by more than rounding.
         """
         inputs = self.draw()
         got = self.ours(inputs)
@@ -102,7 +93,7 @@ class Op:
         """Hold a peer's result against ours, to twice the tolerance, since both sides round.
 
         Raises:
-            GateError: they differ.
+            AssertionError: they differ.
         """
         found, want = self.view(peer.view(mine.shape)), self.view(mine)
         require_close(found, want, 2 * _TOLERANCE[dtype], "gives another result than ours on the same inputs")
@@ -112,40 +103,36 @@ def require_close(got: Tensor, want: Tensor, tolerance: float, says: str) -> Non
     """Hold a result to a share of the largest finite value; whole numbers, and what is not finite, must be the same.
 
     Raises:
-        GateError: it differs; the message begins with ``says``.
+        AssertionError: it differs; the message begins with ``says``.
     """
     largest = max(float(want.nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-6) if want.numel() else 0.0
     allowed = tolerance * largest if want.is_floating_point() else 0.0
-    try:
-        torch.testing.assert_close(got, want, rtol=0.0, atol=allowed, equal_nan=True, check_dtype=False)
-    except AssertionError as error:
-        raise GateError(f"{says}: {' '.join(str(error).split())}") from None
+    torch.testing.assert_close(
+        got, want, rtol=0.0, atol=allowed, equal_nan=True, check_dtype=False, msg=f"{says}: {{}}".format
+    )
 
 
 def make_op(name: str, size: Size) -> Op:
-    """Make an op of ``spec.OPS`` at a size.
+    """Make an op of ``peers.PEERS`` at a size.
 
     Raises:
-        UnsupportedCellError: nothing is left to select at this budget.
+        NotImplementedError: nothing is left to select at this budget.
     """
     if name in _BLOCKS:
         return _listed(size, _BLOCKS[name])
-    makers = {
-        "decode_attention": _attention, "decode_attention_rows": _attention, "page_score": _page_score,
-        "topk_select": _topk_select,
-    }  # fmt: skip
+    if name.startswith("decode_attention"):
+        return _attention(size)
+    makers = {"page_score": _page_score, "topk_select": _topk_select}
     return makers[name](size) if name in makers else _projection(size, name)
 
 
 def _attention(size: Size) -> Op:
     """Dense attention of the last rows over the whole context, causal or in a tree; the cache is read once for all."""
-    mask = random_tree(size.rows, size.device)[0] if size.mask == "tree" else None
-    params = {"rows": size.rows, "mask": size.mask} if size.rows > 1 else {}
 
     def ours(x: Inputs) -> Tensor:
-        return decode_attention(x["q"], x["k"], x["v"], x["lengths"], mask=mask)[0]
+        return decode_attention(x["q"], x["k"], x["v"], x["lengths"], mask=size.mask)[0]
 
-    return Op(lambda: _cache(size) | {"mask": mask}, ours, _cache_bytes(size), params)
+    return Op(lambda: _cache(size), ours, _cache_bytes(size))
 
 
 def _listed(size: Size, block: int) -> Op:
@@ -154,17 +141,18 @@ def _listed(size: Size, block: int) -> Op:
     Those heads are spread over the layer. Peers of a hybrid layer read all heads whole, and are held against ours
     where ours does.
     """
-    config, picked = size.config, _budget(size, block) // block
-    heads, count, blocks = config.num_kv_heads, size.full_heads, -(-size.context // block)
+    heads, count, picked = size.kv_heads, size.full_heads, _budget(size, block) // block
     full = [head for head in range(heads) if (head + 1) * count // heads > head * count // heads]
     listed = size.batch * (heads - len(full))
-    token = 2 * config.head_dim * size.dtype.itemsize
+    token = 2 * size.head_dim * size.dtype.itemsize
     read = size.batch * len(full) * size.context * token + listed * picked * (block * token + _INDEX_BYTES)
 
     def draw() -> Inputs:
         counts = size.whole(size.batch, heads, value=picked)
         counts[:, full] = EVERYTHING
-        chosen = torch.rand(size.batch, heads, blocks, device=size.device).topk(picked, dim=-1).indices
+        chosen = (
+            torch.rand(size.batch, heads, -(-size.context // block), device=size.device).topk(picked, dim=-1).indices
+        )
         return _cache(size) | {"indices": chosen.sort(dim=-1).values, "counts": counts, "block": block}
 
     def ours(x: Inputs) -> Tensor:
@@ -173,32 +161,29 @@ def _listed(size: Size, block: int) -> Op:
             uneven=bool(full),
         )[0]  # fmt: skip
 
-    params = {"block": block, "blocks": picked}
+    op = Op(draw, ours, read, {"block": block, "blocks": picked})
     if block != HYBRID_BLOCK:
-        return Op(draw, ours, read, params)
-    return Op(
-        draw, ours, read, params, lambda result: result.unflatten(1, (heads, -1))[:, full], _cache_bytes(size)
-    )  # fmt: skip
+        return op
+    return replace(op, view=lambda result: result.unflatten(1, (heads, -1))[:, full], peer_bytes=_cache_bytes(size))
 
 
 def _page_score(size: Size) -> Op:
     """Upper bounds of every page's scores, the largest over a KV head's queries."""
-    config, pages = size.config, -(-size.context // PAGE)
-    shape = (size.batch, config.num_kv_heads, pages, config.head_dim)
-    entries = size.batch * config.num_kv_heads * pages
+    pages = -(-size.context // PAGE)
+    shape = (size.batch, size.kv_heads, pages, size.head_dim)
 
     def draw() -> Inputs:
-        low, query = size.normal(*shape), size.normal(size.batch, config.num_heads, 1, config.head_dim)
+        low, query = size.normal(*shape), size.normal(size.batch, size.heads, 1, size.head_dim)
         bounds = PageBounds(low, low + size.normal(*shape).abs())
         return {"q": query, "bounds": bounds, "pages": size.whole(size.batch, value=pages)}
 
-    moved = entries * (2 * config.head_dim * size.dtype.itemsize + _SCORE_BYTES)
+    moved = size.batch * size.kv_heads * pages * (2 * size.head_dim * size.dtype.itemsize + _SCORE_BYTES)
     return Op(draw, lambda x: page_score(x["q"], x["bounds"], x["pages"], group="max"), moved)
 
 
 def _topk_select(size: Size) -> Op:
     """The choice of the best pages, one score each; the budget in pages of 16."""
-    heads, pages, picked = size.config.num_kv_heads, -(-size.context // PAGE), _budget(size, PAGE) // PAGE
+    heads, pages, picked = size.kv_heads, -(-size.context // PAGE), _budget(size, PAGE) // PAGE
 
     def draw() -> Inputs:
         # float32 whatever the dtype, as scores are: narrower ones would tie, and peers break ties as they like.
@@ -214,15 +199,13 @@ def _topk_select(size: Size) -> Op:
 
 def _projection(size: Size, name: str) -> Op:
     """A projection of one token a row by a weight ``[rows, columns]``."""
-    config = size.config
-    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, ffn, gated = config.hidden_size, config.intermediate_size, name == "gated_linear"
+    gated = name == "gated_linear"
     rows, columns = {
-        "linear_qkv": (q_width + 2 * kv_width, hidden),
-        "linear_o": (hidden, q_width),
-        "linear_down": (hidden, ffn),
-        "linear_lm_head": (config.vocab_size, hidden),
-        "gated_linear": (2 * ffn, hidden),
+        "linear_qkv": ((size.heads + 2 * size.kv_heads) * size.head_dim, size.hidden),
+        "linear_o": (size.hidden, size.heads * size.head_dim),
+        "linear_down": (size.hidden, size.ffn),
+        "linear_lm_head": (size.vocab, size.hidden),
+        "gated_linear": (2 * size.ffn, size.hidden),
     }[name]
     moved = (rows * columns + size.batch * (columns + (rows // 2 if gated else rows))) * size.dtype.itemsize
     return Op(
@@ -233,14 +216,13 @@ def _projection(size: Size, name: str) -> Op:
 
 def _cache_bytes(size: Size) -> int:
     """Return bytes of the keys and values of one layer."""
-    return 2 * size.batch * size.config.num_kv_heads * size.context * size.config.head_dim * size.dtype.itemsize
+    return 2 * size.batch * size.kv_heads * size.context * size.head_dim * size.dtype.itemsize
 
 
 def _cache(size: Size) -> Inputs:
     """Return one layer's queries, cache and lengths; every row is filled."""
-    config = size.config
-    stored = {name: size.normal(size.batch, config.num_kv_heads, size.context, config.head_dim) for name in ("k", "v")}
-    query = size.normal(size.batch, config.num_heads, size.rows, config.head_dim)
+    stored = {name: size.normal(size.batch, size.kv_heads, size.context, size.head_dim) for name in ("k", "v")}
+    query = size.normal(size.batch, size.heads, size.rows, size.head_dim)
     return stored | {"q": query, "lengths": size.whole(size.batch, value=size.context)}
 
 
@@ -248,27 +230,17 @@ def _budget(size: Size, block: int) -> int:
     """Return the budget in tokens, whole blocks.
 
     Raises:
-        UnsupportedCellError: it is under one block or covers the context, so that nothing is selected.
+        NotImplementedError: it is under one block or covers the context, so that nothing is selected.
     """
     budget = (size.budget_tokens or 0) // block * block
     if budget < block or budget >= size.context:
-        raise UnsupportedCellError(
+        raise NotImplementedError(
             f"a budget of {size.budget_tokens} tokens leaves nothing to select of {size.context} in blocks of {block}"
         )
     return budget
 
 
-def random_tree(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mask ``[T, T]`` of a random draft tree of ``T`` nodes, and their depths ``[T]`` int64."""
-    draw = random.Random(f"tree {rows}")
-    mask = torch.eye(rows, dtype=torch.bool)
-    for node in range(1, rows):
-        mask[node] |= mask[draw.randrange(node)]
-    return mask.to(device), (mask.sum(dim=1) - 1).to(device)
-
-
-def whole_mask(x: Inputs) -> Tensor:
+def whole_mask(size: Size) -> Tensor:
     """Return which of all stored keys the last rows see, causally or in a tree, ``[T, S]`` bool."""
-    rows, tokens = x["q"].shape[2], x["k"].shape[2]
-    own = x["q"].new_ones(rows, rows, dtype=torch.bool).tril() if x["mask"] is None else x["mask"]
-    return torch.cat((own.new_ones(rows, tokens - rows), own), dim=1)
+    own = size.whole(size.rows, size.rows, value=1).bool().tril() if size.mask is None else size.mask
+    return torch.cat((own.new_ones(size.rows, size.context - size.rows), own), dim=1)

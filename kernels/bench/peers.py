@@ -6,10 +6,9 @@ on the inputs of ours and returns a call that computes what ours does.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,8 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from longdecode.engine.errors import UnsupportedCellError
-from longdecode.evals.throughput.kernel_ops import PAGE, Inputs, Size, whole_mask
+from longdecode.kernels.bench.ops import PAGE, Inputs, Size, whole_mask
 from longdecode.kernels.layout import fold_group
 
 Call = Callable[[], Tensor]
@@ -31,12 +29,11 @@ def flash(size: Size, x: Inputs) -> Call:
 
     The query heads of a group are the rows of their KV head, which reads each key once whatever torch does with groups.
     """
-    if size.mask == "tree":
-        raise UnsupportedCellError("torch's flash attention takes no tree mask")
+    if size.mask is not None:
+        raise NotImplementedError("torch's flash attention takes no tree mask")
     if size.rows == 1:
         return _sdpa(SDPBackend.FLASH_ATTENTION, x | {"q": fold_group(x["q"], x["k"].shape[1])})
-    causal = causal_lower_right(size.rows, size.context)
-    return _sdpa(SDPBackend.FLASH_ATTENTION, x, attn_mask=causal, enable_gqa=True)
+    return _sdpa(SDPBackend.FLASH_ATTENTION, x, attn_mask=causal_lower_right(size.rows, size.context), enable_gqa=True)
 
 
 def flash_contiguous(size: Size, x: Inputs) -> Call:
@@ -49,17 +46,13 @@ def flash_contiguous(size: Size, x: Inputs) -> Call:
 def cudnn(size: Size, x: Inputs) -> Call:
     """Set up SDPA through cuDNN and nothing else, which takes groups of query heads and masks as they are."""
     if size.device.type != "cuda":
-        raise UnsupportedCellError("cuDNN needs a CUDA device")
-    mask = whole_mask(x) if size.rows > 1 else None
+        raise NotImplementedError("cuDNN needs a CUDA device")
+    mask = whole_mask(size) if size.rows > 1 else None
     return _sdpa(SDPBackend.CUDNN_ATTENTION, x, attn_mask=mask, enable_gqa=True)
 
 
 def _sdpa(backend: SDPBackend, x: Inputs, **options: Any) -> Call:
-    def attend() -> Tensor:
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], **options)
-
-    return attend
+    return sdpa_kernel(backend)(partial(F.scaled_dot_product_attention, x["q"], x["k"], x["v"], **options))
 
 
 def matmul_pages(size: Size, x: Inputs) -> Call:
@@ -68,9 +61,8 @@ def matmul_pages(size: Size, x: Inputs) -> Call:
 
     def scores() -> Tensor:
         grouped = fold_group(x["q"], bounds.minimum.shape[1])
-        found = grouped.clamp(min=0) @ bounds.maximum.transpose(-1, -2)
-        found = found + grouped.clamp(max=0) @ bounds.minimum.transpose(-1, -2)
-        return found.amax(dim=2).float()
+        above = grouped.clamp(min=0) @ bounds.maximum.transpose(-1, -2)
+        return (above + grouped.clamp(max=0) @ bounds.minimum.transpose(-1, -2)).amax(dim=2).float()
 
     return scores
 
@@ -99,10 +91,10 @@ def flashinfer() -> Any:
     """Import FlashInfer; an import that fails is the reason that its row gives.
 
     Raises:
-        UnsupportedCellError: there is no device for it.
+        NotImplementedError: there is no device for it.
     """
     if not torch.cuda.is_available():
-        raise UnsupportedCellError("FlashInfer needs a CUDA device")
+        raise NotImplementedError("FlashInfer needs a CUDA device")
     return importlib.import_module("flashinfer")
 
 
@@ -116,31 +108,31 @@ def flashinfer_dense(size: Size, x: Inputs) -> Call:
     """Set up paged decoding over every page of each row, layout ``[pages, page, Hkv, D]``, on tensor cores."""
     pages = size.context // PAGE
     indices = torch.arange(size.batch * pages, device=size.device, dtype=torch.int32)
-    wrapper = _decoder(size, pages, indices, PAGE, size.config.num_heads, size.config.num_kv_heads)
+    wrapper = _decoder(size, pages, indices, PAGE, size.heads, size.kv_heads)
     return partial(wrapper.run, x["q"][:, :, 0].contiguous(), (_paged(x["k"]), _paged(x["v"])))
 
 
 def flashinfer_sparse(size: Size, x: Inputs) -> Call:
     """Set up each KV head as a request of its own with its own pages; our cache serves as it is, one head a page."""
-    config, block, picked = size.config, x["block"], x["indices"].shape[-1]
-    requests, blocks = size.batch * config.num_kv_heads, size.context // block
+    block, picked, group = x["block"], x["indices"].shape[-1], size.heads // size.kv_heads
+    requests, blocks = size.batch * size.kv_heads, size.context // block
     first = torch.arange(requests, device=size.device)[:, None] * blocks
     indices = (x["indices"].view(requests, picked) + first).flatten().to(torch.int32)
-    wrapper = _decoder(size, picked, indices, block, config.group_size, 1)
-    kv = tuple(x[name].view(requests * blocks, block, 1, config.head_dim) for name in ("k", "v"))
-    return partial(wrapper.run, x["q"].view(requests, config.group_size, config.head_dim), kv)
+    wrapper = _decoder(size, picked, indices, block, group, 1)
+    kv = tuple(x[name].view(requests * blocks, block, 1, size.head_dim) for name in ("k", "v"))
+    return partial(wrapper.run, x["q"].view(requests, group, size.head_dim), kv)
 
 
 def flashinfer_rows(size: Size, x: Inputs) -> Call:
     """Set up prefill attention of several rows a request over all its pages, causal or under a mask of all keys."""
-    pages, batch, tree = size.context // PAGE, size.batch, size.mask == "tree"
+    pages, batch, tree = size.context // PAGE, size.batch, size.mask is not None
     first = torch.arange(batch + 1, device=size.device, dtype=torch.int32)
     indices = torch.arange(batch * pages, device=size.device, dtype=torch.int32)
     last = torch.full((batch,), PAGE, device=size.device, dtype=torch.int32)
     wrapper = flashinfer().BatchPrefillWithPagedKVCacheWrapper(_workspace(size.device), "NHD")
     wrapper.plan(
-        first * size.rows, first * pages, indices, last, size.config.num_heads, size.config.num_kv_heads,
-        size.config.head_dim, PAGE, custom_mask=whole_mask(x).flatten().repeat(batch) if tree else None,
+        first * size.rows, first * pages, indices, last, size.heads, size.kv_heads,
+        size.head_dim, PAGE, custom_mask=whole_mask(size).flatten().repeat(batch) if tree else None,
         causal=not tree, q_data_type=size.dtype, kv_data_type=size.dtype,
     )  # fmt: skip
     kv, queries = (_paged(x["k"]), _paged(x["v"])), x["q"].transpose(1, 2).flatten(0, 1).contiguous()
@@ -158,13 +150,13 @@ def _decoder(size: Size, pages: int, indices: Tensor, page: int, heads: int, kv_
         paged_kv_last_page_len_buffer=torch.empty_like(last),
     )  # fmt: skip
     wrapper.plan(
-        indptr, indices, last, heads, kv_heads, size.config.head_dim, page, q_data_type=size.dtype,
+        indptr, indices, last, heads, kv_heads, size.head_dim, page, q_data_type=size.dtype,
         kv_data_type=size.dtype,
     )  # fmt: skip
     return wrapper
 
 
-@functools.cache
+@cache
 def _workspace(device: torch.device) -> Tensor:
     """Return scratch for the splits, 256 MiB; wrappers that run one after the other can share it."""
     return torch.zeros(256 << 20, dtype=torch.uint8, device=device)
