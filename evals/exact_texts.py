@@ -24,12 +24,12 @@ from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.generation import Generator, Request
 from longdecode.evals import manifest, provenance
-from longdecode.evals.analysis.declaration import read_table
 from longdecode.evals.gate import attempt
 from longdecode.evals.generation.job import GenerationJob
 from longdecode.evals.generation.texts import first_difference, prompts
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, load_run_config
 from longdecode.evals.store import write_table
+from longdecode.reporting.papers.declaration import read_table
 
 NAME = "exact_texts.csv"
 TOKENS, LENGTHS = 2000, (2048, 1531, 1100)

@@ -15,8 +15,8 @@ import pandas as pd
 import yaml
 
 from longdecode.engine.errors import ConfigError, LongDecodeError
-from longdecode.evals.analysis.declaration import read_table
 from longdecode.reporting import wording
+from longdecode.reporting.papers.declaration import read_table
 
 REFERENCE = "full"
 TABLES = ("summary", "speed", "comparisons", "measures", "claims", "pareto")

@@ -17,7 +17,8 @@ import pandas as pd
 import vl_convert
 from markupsafe import Markup
 
-from longdecode.evals.analysis.declaration import (
+from longdecode.reporting import charts, looks, wording
+from longdecode.reporting.papers.declaration import (
     AmbiguousQueryError,
     Declaration,
     Found,
@@ -25,7 +26,6 @@ from longdecode.evals.analysis.declaration import (
     Tables,
     load_declarations,
 )
-from longdecode.reporting import charts, looks, wording
 from longdecode.reporting.runs import Run, each, in_order, joined
 from longdecode.reporting.tradeoff import smallest_budgets
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from longdecode.engine.errors import ConfigError, refuse_unknown
-from longdecode.evals.analysis.declaration import read_table
+from longdecode.reporting.papers.declaration import read_table
 from longdecode.reporting.runs import REFERENCE
 
 Rows = list[tuple[str, ...]]

@@ -16,11 +16,11 @@ import pandas as pd
 from longdecode.evals.analysis import cells as grouped
 from longdecode.evals.analysis.cells import Cell, Cells, clean_ratios, clean_times
 from longdecode.evals.analysis.comparisons import SEVERAL, over_trainings
-from longdecode.evals.analysis.declaration import PairRequest, read_table
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval, student_interval
 from longdecode.evals.store import read_frame, read_records
+from longdecode.reporting.papers.declaration import PairRequest, read_table
 
 COLUMNS = (
     "measure", "model", "variant", "over", "task", "context", "batch", "budget", "setting", "over_setting", "length",

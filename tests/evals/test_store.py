@@ -17,7 +17,6 @@ import pytest
 
 from longdecode.engine.disk import LockHeldError
 from longdecode.engine.errors import StorageError
-from longdecode.evals.analysis.declaration import read_table
 from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.records import Cell, Fingerprint, Record, RecordSchemaError, SpeedRecord
 from longdecode.evals.store import (
@@ -30,6 +29,7 @@ from longdecode.evals.store import (
     write_records,
     write_table,
 )
+from longdecode.reporting.papers.declaration import read_table
 
 Maker = Callable[..., Record]
 TODAY = Fingerprint("s", "c", "m", "d")

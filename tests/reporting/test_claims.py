@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from longdecode.evals.analysis import measures
-from longdecode.evals.analysis.comparisons import claims_table, outcome
-from longdecode.evals.analysis.declaration import (
+from longdecode.reporting.papers.claims import claims_table, outcome
+from longdecode.reporting.papers.declaration import (
     AmbiguousQueryError,
     Claim,
     Found,
@@ -23,7 +23,7 @@ from longdecode.evals.analysis.declaration import (
     load_declarations,
 )
 
-PAPERS = Path(__file__).parents[3] / "reporting" / "papers"
+PAPERS = Path(__file__).parents[2] / "reporting" / "papers"
 LYCHEE = load_declarations(PAPERS)["lychee"]
 MEASURES = pd.DataFrame(
     {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.evals.analysis.declaration import DeclarationError, Ours, Query, load_declarations
+from longdecode.reporting.papers.declaration import DeclarationError, Ours, Query, load_declarations
 
-FOLDER = Path(__file__).parents[3] / "reporting" / "papers"
+FOLDER = Path(__file__).parents[2] / "reporting" / "papers"
 PAPERS = load_declarations(FOLDER)
 
 
