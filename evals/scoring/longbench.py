@@ -129,11 +129,6 @@ def choice(prediction: str, answer: str, _: Classes = None) -> float:
 
 
 METRICS: Mapping[str, _Metric] = {
-    "qa_f1": qa_f1,
-    "rouge_l": rouge_l,
-    "classification": classification,
-    "count": count,
-    "retrieval": retrieval,
-    "code_similarity": code_similarity,
+    **{mark.__name__: mark for mark in (qa_f1, rouge_l, classification, count, retrieval, code_similarity)},
     "accuracy": choice,
 }

@@ -11,7 +11,8 @@ import pytest
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import RunConfig, build_run_config
-from longdecode.evals.throughput.spec import OPS, Grid, grids_of, jobs_of, models_of, variants_of
+from longdecode.evals.throughput.harness import shape_config
+from longdecode.evals.throughput.spec import OPS, RAW_SHAPES, Grid, grids_of, jobs_of, models_of, variants_of
 
 ROOT = Path(__file__).parents[3]
 KERNELS = {"bench": "kernels", "model": "qwen3-8b", "contexts": [1024], "batches": [1, 4], "budgets": [64, 0.1]}
@@ -104,3 +105,17 @@ def test_wrong_values_are_refused(grid: dict[str, Any], key: str, says: str) -> 
         read(grid)
     assert str(caught.value).startswith("my.yaml: throughput") and says in str(caught.value)
     assert key in str(caught.value)
+
+
+def test_shapes_are_the_published_ones() -> None:
+    """Parameters without norms and biases, as the models' cards say."""
+
+    def count(raw: dict[str, Any]) -> int:
+        hidden, dim = raw["hidden_size"], raw["head_dim"]
+        heads = (2 * raw["num_attention_heads"] + 2 * raw["num_key_value_heads"]) * dim
+        layer = hidden * (heads + 3 * raw["intermediate_size"])
+        return int(raw["num_hidden_layers"] * layer + 2 * raw["vocab_size"] * hidden)
+
+    billions = {"llama3-8b": 8.03, "qwen3-8b": 8.19, "llama2-7b": 6.74, "qwen2.5-7b": 7.61, "qwen2.5-14b": 14.77}
+    assert {name: count(RAW_SHAPES[name]) / 1e9 for name in billions} == pytest.approx(billions, rel=2e-3)
+    assert shape_config("llama3-8b", 524288).max_positions == 524288
