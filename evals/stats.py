@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import bootstrap, norm, permutation_test
+from scipy.special import ndtri
+from scipy.stats import bootstrap, permutation_test
 from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
@@ -101,7 +102,7 @@ def wilson_interval(share: float, units: float, confidence: float) -> tuple[floa
 
     Source: Wilson 1927, equation for the inverted score test.
     """
-    z2 = norm.ppf(0.5 + confidence / 2) ** 2
+    z2 = ndtri(0.5 + confidence / 2) ** 2
     centre = (share + z2 / (2 * units)) / (1 + z2 / units)
     half = np.sqrt(share * (1 - share) * z2 / units + (z2 / (2 * units)) ** 2) / (1 + z2 / units)
     low = 0.0 if share == 0 else max(0.0, centre - half)

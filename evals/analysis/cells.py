@@ -122,7 +122,7 @@ def unit_scores(found: Iterable[Record]) -> Floats:
     units: dict[object, list[float]] = defaultdict(list)
     for r in found:
         units[r.problem].append(float(r.score or 0.0))
-    return np.array([np.mean(scores) for scores in units.values()])
+    return np.array([np.mean(scores) if len(scores) > 1 else scores[0] for scores in units.values()])
 
 
 def paired_units(ours: Samples, theirs: Samples) -> tuple[Floats, Floats]:

@@ -135,15 +135,13 @@ def _requested(cells: Cells, requests: Iterable[PairRequest]) -> Iterator[Pair]:
         places[cell[1:5]].append(cell)
     for request in requests:
         for here in places.values():
-            yield from ((a, b) for a in here for b in here if _asked(request, a, b))
+            ours = [a for a in here if a.variant in request.a]  # looked for once: places have hundreds of cells
+            yield from ((a, b) for a in ours for b in here if b.variant == request.b and _asked(request, a, b))
 
 
 def _asked(request: PairRequest, a: Cell, b: Cell) -> bool:
-    return (
-        a.variant in request.a and b.variant == request.b
-        and _is_of(a.model, request.a_model or a.model) and _is_of(b.model, request.b_model or a.model)
-        and (request.any_budget or b.budget in (a.budget, "full"))
-    )  # fmt: skip
+    models = _is_of(a.model, request.a_model or a.model) and _is_of(b.model, request.b_model or a.model)
+    return models and (request.any_budget or b.budget in (a.budget, "full"))
 
 
 def _is_of(model: str, asked: str) -> bool:
