@@ -24,13 +24,13 @@ def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
         theta = float(config.rope.get("rope_theta", 10_000.0))
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         return 1.0 / theta**exponents, 1.0
-    from transformers import LlamaConfig
+    from transformers import PreTrainedConfig  # a model's own class would take four seconds more to import
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rope = dict(config.rope)
     if rope_type == "longrope":  # transformers' own default, but without its warning
         rope.setdefault("factor", max(1.0, config.max_positions / rope["original_max_position_embeddings"]))
-    reference = LlamaConfig(
+    reference = PreTrainedConfig(
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_heads,
         head_dim=config.head_dim,
