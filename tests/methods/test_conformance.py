@@ -43,14 +43,14 @@ ON_HOST = (
 """Modules that look at lengths where that is free."""
 
 
-INPUTS = {layers: cache(conformance_bench.make_inputs.__wrapped__) for layers in (5, 7)}
+INPUTS = {layers: cache(conformance_bench.make_inputs.__wrapped__) for layers in (4, 7)}
 """Inputs of all methods, with what full attention makes of them."""
 
 
 @pytest.fixture
 def few_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five layers instead of seven: all planted bugs but two of methods with layers of several kinds show in them."""
-    layers = 7 if name in ("omnikv", "tidal") else 5
+    """Four layers instead of seven: all planted bugs but those of methods with layers of several kinds show in them."""
+    layers = 7 if name in ("omnikv", "tidal") else 4
     for module in (conformance_bench, conformance_model):
         monkeypatch.setattr(module, "CONFIG", replace(CONFIG, num_layers=layers))
     monkeypatch.setattr(conformance_bench, "make_inputs", INPUTS[layers])
