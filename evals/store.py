@@ -232,7 +232,7 @@ def read_texts(folder: Path, suite: str) -> pd.DataFrame:
     """Read a model's answers to a suite whose texts are stored, a row each with its score; most records keep none."""
     found = []
     for path in sorted(folder.glob(f"*/{suite}.parquet")) + sorted(folder.glob(f"*/{suite}.[0-9]*.parquet")):
-        names = [name for name in _ANSWER if name in pq.read_schema(path).names]
+        names = [name for name in pq.read_schema(path).names if name in _ANSWER]
         table = pq.read_table(path, columns=names, filters=[("output_text", "!=", "")]).to_pandas()
         found.append(table.rename(columns={"label": "variant"}).dropna(subset=["output_text", "score"]))
     return pd.concat(found) if found else pd.DataFrame()
