@@ -67,8 +67,9 @@ bench-compare: $(STAMP) ## Time REV=<rev> and this tree in turn, a table each (B
 	@git worktree remove --force build/other 2> /dev/null || true
 	git worktree add --detach build/other $(REV)
 	for tree in build/other . . build/other; do \
+		module=analysis.speed; [ -f $$tree/analysis/speed.py ] || module=evals.throughput.measure; \
 		rm -rf build/bench/$$tree/*.parquet build/bench/$$tree/journal; echo "$$tree:"; \
-		PYTHONPATH=$$tree/src $(BIN)/python -m longdecode.evals.throughput.measure --config $(BENCH) --output build/bench/$$tree $(ARGS) || exit 1; \
+		PYTHONPATH=$$tree/src $(BIN)/python -m longdecode.$$module --config $(BENCH) --output build/bench/$$tree $(ARGS) || exit 1; \
 	done
 	git worktree remove --force build/other
 

@@ -29,7 +29,6 @@ from longdecode.evals.generation.job import GenerationJob
 from longdecode.evals.generation.texts import first_difference, prompts
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, load_run_config
 from longdecode.evals.store import write_table
-from longdecode.reporting.papers.declaration import read_table
 
 NAME = "exact_texts.csv"
 TOKENS, LENGTHS = 2000, (2048, 1531, 1100)
@@ -91,7 +90,7 @@ def main(results: Path, run: Annotated[str, typer.Option()], tokens: int = TOKEN
     path = results / NAME
     try:
         config = load_run_config(results / "config.yaml")
-        table = read_table(path) if path.exists() else pd.DataFrame(columns=PLACE)
+        table = pd.read_csv(path, keep_default_na=False, na_values="") if path.exists() else pd.DataFrame(columns=PLACE)
         for row in exact_texts(config, run, resolve_device(device), tokens):
             print({name: row.get(name) for name in (*PLACE[1:], "status", "identical")}, flush=True)
             again = (table[PLACE] == [row[name] for name in PLACE]).all(axis=1)

@@ -260,6 +260,11 @@ class SpeedRecord(BaseRecord):
         return speed_key(self, self.budget)
 
     @property
+    def clean(self) -> list[SpeedSample]:
+        """Samples that nothing disturbed."""
+        return [sample for sample in self.samples if sample.disturbed is None]
+
+    @property
     def has_result(self) -> bool:
         """True where there is a time."""
         return bool(self.samples)

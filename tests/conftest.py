@@ -189,3 +189,26 @@ def reference_model() -> Callable[[Path], Any]:
 def random_ids(rng: torch.Generator) -> Callable[[int, int], tuple[int, ...]]:
     """Maker of random token ids: (count, vocabulary size)."""
     return lambda count, vocab: tuple(torch.randint(0, vocab, (count,), generator=rng).tolist())
+
+
+@pytest.fixture
+def make_record() -> Callable[..., Any]:
+    """Maker of whole records; keywords replace fields."""
+    from longdecode.evals.records import Provenance, Record  # other tests do without
+
+    provenance = Provenance(
+        revision="r", dirty=False, settings_hash="s", code_hash="c", model_hash="m", data_hash="d", device="cpu",
+        dtype="float32", versions={"torch": "2"}, started_at="2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "profile": "p", "model": "tiny", "method": "full", "variant": "full", "params": {}, "suite": "mini_longgen",
+        "task": "mini_longgen_45", "task_version": 1, "metric": "accuracy", "unit": "fraction",
+        "higher_is_better": True, "data_source": "generated", "budget": "full", "budget_tokens": None, "context": 2048,
+        "batch": 8, "seed": 0, "sample_index": 0, "status": "ok", "provenance": provenance,
+    }  # fmt: skip
+
+    def make(**changes: Any) -> Any:
+        score = {"score": 0.5} if changes.get("status", "ok") == "ok" else {}
+        return Record(**(fields | score | changes))
+
+    return make

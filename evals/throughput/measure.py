@@ -1,38 +1,33 @@
 """Measure one throughput job: lease a device, wait until it is at rest, time every open cell, write the records.
 
-``python -m longdecode.evals.throughput.measure`` does it by hand, all cells or some, without Snakemake.
+``python -m longdecode.analysis.speed`` does it by hand, all cells or some, without Snakemake.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from math import nan
 from pathlib import Path
+from statistics import median
 
 from longdecode.engine.device import resolve_device
-from longdecode.engine.errors import LongDecodeError, refuse_unknown
+from longdecode.engine.errors import refuse_unknown
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.evals.analysis.cells import clean_times, median_spread, speed_table
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
 from longdecode.evals.records import SpeedRecord
-from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.evals.stats import Spread
+from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import results_root
 from longdecode.evals.throughput.decode import DecodeBench
 from longdecode.evals.throughput.equal_memory import EqualMemoryBench, OwnChoicesBench
 from longdecode.evals.throughput.harness import Bench, SpeedCell, SpeedStore
 from longdecode.evals.throughput.kernels import KernelBench
-from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OPS, OWN_CHOICES, jobs_of
+from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OWN_CHOICES, jobs_of
 
 _BENCHES = {KERNELS: KernelBench, EQUAL_MEMORY: EqualMemoryBench, OWN_CHOICES: OwnChoicesBench}
-_FILTERS = {"jobs": "kernels, models, ... (default: all)", "variants": f"variants, methods or ops: {', '.join(OPS)}"}
-_FILTERS |= dict.fromkeys(("stages", "contexts", "batches", "budgets"), "as tables print them")
-_SHOWN = ["method", "variant", "stage", "context", "batch", "budget", "op_sizes", "median_us", "ratio"]
-_SHOWN += ["fraction", "gb_per_s"]
 Choose = Callable[[SpeedCell], bool]
 
 
@@ -77,43 +72,7 @@ def measure_speed(run: RunConfig, name: str, output: Path, *, choose: Choose = l
 def _tell(record: SpeedRecord) -> None:
     """Describe a record in one line of the log: its cell, and its median or its status."""
     where = " ".join(str(part) for part in record.key if part is not None)
-    found, times, taken = f"{record.status}: {record.reason}", clean_times(record), len(record.samples)
+    found, times, taken = f"{record.status}: {record.reason}", [s.us for s in record.clean], len(record.samples)
     if record.status == "ok":
-        found = f"{median_spread(times).value:,.1f} us ({taken - len(times)} of {taken} disturbed)"
+        found = f"{median(times or [nan]):,.1f} us ({taken - len(times)} of {taken} disturbed)"
     print(f"{where}: {found}", file=sys.stderr, flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the jobs asked for, print a line a record and a table at the end."""
-    asked = parser().parse_args(arguments)
-
-    def chosen(cell: SpeedCell) -> bool:
-        mine: dict[str, set[str]] = {
-            "variants": {cell.method, cell.variant}, "stages": {cell.stage}, "contexts": {str(cell.context)},
-            "batches": {str(cell.batch)}, "budgets": {cell.budget.text},
-        }  # fmt: skip
-        return all(not (wanted := getattr(asked, name)) or values & {*wanted} for name, values in mine.items())
-
-    try:
-        run = load_run_config(asked.config)
-        folder, fresh = asked.output or Path("results") / run.profile / "speed", []
-        for name in asked.jobs or jobs_of(run.throughput):
-            fresh += measure_speed(run, name, folder / f"{name}.parquet", choose=chosen)
-        table = speed_table(fresh, Spread())[_SHOWN].dropna(axis=1, how="all")
-        print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep="") if fresh else "nothing was timed")
-    except LongDecodeError as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from None
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    found = argparse.ArgumentParser(prog="python -m longdecode.evals.throughput.measure", description=__doc__)
-    found.add_argument("--config", type=Path, default=Path("config/h200.yaml"), help="a configuration file")
-    found.add_argument("--output", type=Path, help="folder of the parquet files (default: results/<profile>/speed)")
-    for name, about in _FILTERS.items():
-        found.add_argument(f"--{name}", nargs="+", help=about)
-    return found
-
-
-if __name__ == "__main__":
-    main()

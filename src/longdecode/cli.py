@@ -212,7 +212,7 @@ def compare(
     Of two folders of results, print by cell how many outputs and scores are the same.
     """
     if Path(a).is_dir() and Path(b).is_dir():
-        from longdecode.evals.analysis.stage import AGREEMENT, agreement
+        from longdecode.analysis.stage import AGREEMENT, agreement
 
         return show(console, AGREEMENT, agreement(Path(a), Path(b)))
     quality, speed = compared(Path("results"), a, b, tokens_of(context) if context else None, profile)

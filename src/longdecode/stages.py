@@ -130,8 +130,8 @@ def tables(job: Job) -> None:
     """Write the configuration as it was run, then every table from the records, then the instrument's checks."""
     import yaml
 
+    from longdecode.analysis.stage import write_tables
     from longdecode.evals import manifest
-    from longdecode.evals.analysis.stage import write_tables
     from longdecode.evals.instrument import check_instrument
     from longdecode.evals.run_config import load_run_config
     from longdecode.evals.store import kept_path, write_text

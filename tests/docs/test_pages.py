@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from snakemake.cli import parse_args
 
+from longdecode.analysis.speed import parser
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.evals import gate
 from longdecode.evals.evaluate import evaluate_suite
@@ -19,7 +20,6 @@ from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import read_records
 from longdecode.evals.tasks.registry import describe, get_task, suite_tasks
-from longdecode.evals.throughput.measure import parser
 from longdecode.evals.throughput.spec import OPS
 from longdecode.methods.conformance import check_method
 from longdecode.methods.conformance_model import CONFIG
@@ -68,7 +68,7 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
 def test_the_page_on_speed_names_every_op_and_command_lines_that_are_understood() -> None:
     text = PAGE.with_name("measuring-speed.md").read_text(encoding="utf-8")
     assert all(f"`{op}`" in text for op in OPS)
-    lines = re.findall(r"longdecode\.evals\.throughput\.measure (.*)", text)
+    lines = re.findall(r"longdecode\.analysis\.speed (.*)", text)
     assert len(lines) == 2
     for line in lines:
         asked = parser().parse_args(line.split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals import gate as gates
-from longdecode.evals.records import Provenance, Record
 from longdecode.evals.sandbox import SandboxUnsupportedError, require_sandbox
 from longdecode.methods import conformance_launches
 
@@ -72,27 +70,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(gates, "check_method", lambda *given: calls.append(given))
     monkeypatch.setattr(conformance_launches, "check_launches", lambda *given, **named: None)
     return calls
-
-
-@pytest.fixture
-def make_record() -> Callable[..., Record]:
-    """Maker of whole records; keywords replace fields."""
-    provenance = Provenance(
-        revision="r", dirty=False, settings_hash="s", code_hash="c", model_hash="m", data_hash="d", device="cpu",
-        dtype="float32", versions={"torch": "2"}, started_at="2026-01-01T00:00:00+00:00",
-    )  # fmt: skip
-    fields: dict[str, Any] = {
-        "profile": "p", "model": "tiny", "method": "full", "variant": "full", "params": {}, "suite": "mini_longgen",
-        "task": "mini_longgen_45", "task_version": 1, "metric": "accuracy", "unit": "fraction",
-        "higher_is_better": True, "data_source": "generated", "budget": "full", "budget_tokens": None, "context": 2048,
-        "batch": 8, "seed": 0, "sample_index": 0, "status": "ok", "provenance": provenance,
-    }  # fmt: skip
-
-    def make(**changes: Any) -> Record:
-        score = {"score": 0.5} if changes.get("status", "ok") == "ok" else {}
-        return Record(**(fields | score | changes))
-
-    return make
 
 
 @pytest.fixture(scope="session")

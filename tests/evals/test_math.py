@@ -13,8 +13,8 @@ import pytest
 
 from fake_tokenizer import Words
 from json_lines import write_rows
+from longdecode.analysis.cells import all_cells, summary_table
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals.analysis.cells import all_cells, summary_table
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config

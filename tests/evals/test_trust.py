@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from longdecode import stages
+from longdecode.analysis.stage import write_tables
 from longdecode.evals import manifest
-from longdecode.evals.analysis.stage import write_tables
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.fingerprint import SettingsError, hash_data, narrowed, quality_settings, require_settings
 from longdecode.evals.manifest import ManifestError

@@ -26,7 +26,7 @@ save_checkpoint(Miniature(shape, compiled=False), pathlib.Path(sys.argv[1]))
 """
 """Makes the random model, in a process of its own: its modules do not count."""
 PARTS = ("job", "analysis", "page")
-ANALYSIS, PAGE = "longdecode.evals.analysis.stage", "longdecode.reporting.build"
+ANALYSIS, PAGE = "longdecode.analysis.stage", "longdecode.reporting.build"
 
 
 def imported(part: str) -> set[str]:

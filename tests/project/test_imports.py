@@ -12,14 +12,14 @@ from project import count_imports
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("kernels", "engine", "methods", "evals", "training", "models")
 """Each room imports those before it alone."""
-READERS = "reporting.papers.declaration", "reporting.papers.claims"
-"""They stand beside what papers published and answer for the analysis too, so that they import nothing of evals."""
+READERS = ("reporting.papers.declaration",)
+"""It stands beside what papers published and reads it for the analysis too, so that it imports nothing of evals."""
 READ_BY_REPORTING = (
     "engine.errors", "methods.card", "methods.registry", "evals.manifest", "evals.store.read_texts",
     "evals.tasks.registry.describe",
 )  # fmt: skip
 """Errors, cards, hashes of files, and the answers that pages print."""
-MOST = {"job": 72, "all": 91}
+MOST = {"job": 72, "all": 92}
 """Files that are imported at most: by the job that scores Quest, and by job, analysis and page together."""
 
 

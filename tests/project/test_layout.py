@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("engine", "kernels", "methods", "models", "training", "evals", "reporting")
+ROOMS = ("engine", "kernels", "methods", "models", "training", "evals", "analysis", "reporting")
 TEXT = {".py", ".smk", ".md", ".yaml", ".yml", ".toml", ".lock", ".rst", ".cff", ".html", ".css", ".js", ".json", ""}
 MACHINE_PATH = re.compile(r"(?<![\w./:-])/(?:home|Users|root|work|tmp|mnt|scratch)/[\w.-]+")
 QUESTION = re.compile(r'^\s*r?"""(?:What|How|Whether|Where|Which)\b.*', re.MULTILINE)

@@ -25,9 +25,9 @@ def test_averages_of_complete_rows_are_those_in_print() -> None:
 @pytest.mark.parametrize("name", PAPERS)
 def test_queries_name_columns_that_tables_have(name: str) -> None:
     """A misspelt column would leave every cell grey."""
-    from longdecode.evals.analysis import comparisons, measures
-    from longdecode.evals.analysis.cells import COLUMNS as SUMMARY
-    from longdecode.evals.analysis.cells import SPEED_COLUMNS as SPEED
+    from longdecode.analysis import comparisons, measures
+    from longdecode.analysis.cells import COLUMNS as SUMMARY
+    from longdecode.analysis.speed import SPEED_COLUMNS as SPEED
 
     known = {
         "summary": SUMMARY,

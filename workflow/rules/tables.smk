@@ -25,7 +25,7 @@ rule tables:
         "../envs/longdecode.yaml"
     params:
         config=json.dumps(config, sort_keys=False),
-        depends=PLAN.folder_hash("evals", "reporting/papers"),
+        depends=PLAN.folder_hash("analysis", "evals", "reporting/papers"),
     script:
         "../scripts/stage.py"
 

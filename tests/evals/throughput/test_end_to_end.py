@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from longdecode.analysis.speed import main
 from longdecode.engine.errors import ConfigError, DeviceMemoryError, GateError
 from longdecode.evals import gate
 from longdecode.evals.records import SpeedRecord
@@ -17,7 +18,7 @@ from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.store import journal_path, read_records
 from longdecode.evals.throughput import decode, kernels
 from longdecode.evals.throughput.harness import Bench
-from longdecode.evals.throughput.measure import main, measure_speed
+from longdecode.evals.throughput.measure import measure_speed
 
 KERNELS = {
     "bench": "kernels", "model": "miniature-shape", "contexts": [256], "budgets": [64, 256], "rounds": 2,

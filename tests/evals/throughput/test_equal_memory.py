@@ -10,11 +10,11 @@ import pytest
 import torch
 import yaml
 
+from longdecode.analysis.speed import speed_table
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
 from longdecode.engine.weights import load_decoder, random_decoder
 from longdecode.evals import gate
-from longdecode.evals.analysis.cells import speed_table
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import look
 from longdecode.evals.records import SpeedRecord

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from scipy.stats import t as student
 
-from longdecode.evals.analysis.cells import CellError, all_cells, require_alike, scored_cells
-from longdecode.evals.analysis.comparisons import COLUMNS, comparisons_table, over_trainings, pareto_table
-from longdecode.evals.analysis.measures import memory_bounds
+from longdecode.analysis.cells import CellError, all_cells, require_alike, scored_cells
+from longdecode.analysis.comparisons import COLUMNS, comparisons_table, over_trainings, pareto_table
+from longdecode.analysis.measures import memory_bounds
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample
 from longdecode.evals.stats import Spread, bootstrap_interval, holm
 from longdecode.reporting.papers.declaration import PairRequest

@@ -11,17 +11,18 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from longdecode.evals.analysis.cells import all_cells, scored_cells, speed_table, summary_table
-from longdecode.evals.analysis.comparisons import comparisons_table
-from longdecode.evals.analysis.measures import measures_table
+from longdecode.analysis.cells import all_cells, scored_cells, summary_table
+from longdecode.analysis.claims import claims_table
+from longdecode.analysis.comparisons import comparisons_table
+from longdecode.analysis.measures import measures_table
+from longdecode.analysis.speed import speed_table
 from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.stats import Spread
-from longdecode.reporting.papers.claims import claims_table
 from longdecode.reporting.papers.declaration import Tables, load_declarations
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAPERS = load_declarations(ROOT / "reporting" / "papers")
 LYCHEE, PAIRS = PAPERS["lychee"], [pair for paper in PAPERS.values() for pair in paper.pairs]
 POOLS = {name: tasks for paper in PAPERS.values() for name, tasks in paper.pools.items()}

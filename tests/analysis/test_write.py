@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import yaml
 
+from longdecode.analysis.stage import agreement, write_tables
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import manifest
-from longdecode.evals.analysis.stage import agreement, write_tables
 from longdecode.evals.fingerprint import SettingsError
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RESULT_TABLES
@@ -97,7 +97,7 @@ def test_a_pilot_is_judged_nowhere(results: Path) -> None:
 
 
 def test_what_two_runs_wrote_is_compared_cell_by_cell(tmp_path: Path) -> None:
-    committed = Path(__file__).resolve().parents[3] / "results" / "retro-0.5b"
+    committed = Path(__file__).resolve().parents[2] / "results" / "retro-0.5b"
     again = shutil.copytree(committed, tmp_path / "again")
     path = next(again.glob("records/*/full/*.parquet"))
     one, *others = read_records(path, Record)

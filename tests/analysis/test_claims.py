@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from longdecode.evals.analysis import measures
-from longdecode.reporting.papers.claims import claims_table, outcome
+from longdecode.analysis import measures
+from longdecode.analysis.claims import claims_table, outcome
 from longdecode.reporting.papers.declaration import (
     AmbiguousQueryError,
     Claim,

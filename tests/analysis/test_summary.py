@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from scipy.stats import binomtest
 
-from longdecode.evals.analysis.cells import COLUMNS, CellError, all_cells, summary_table
+from longdecode.analysis.cells import COLUMNS, CellError, all_cells, summary_table
 from longdecode.evals.records import Record
 from longdecode.evals.stats import Spread
 

@@ -7,24 +7,25 @@ from pathlib import Path
 
 import pandas as pd
 
+from longdecode.analysis.cells import all_cells, require_alike, scored_cells, summary_table
+from longdecode.analysis.claims import claims_table
+from longdecode.analysis.comparisons import comparisons_table, pareto_table
+from longdecode.analysis.measures import measures_table
+from longdecode.analysis.speed import speed_table
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import manifest
-from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cells, speed_table, summary_table
-from longdecode.evals.analysis.comparisons import comparisons_table, pareto_table
-from longdecode.evals.analysis.measures import measures_table
 from longdecode.evals.fairness import require_records, untuned_beside_tuned
 from longdecode.evals.fingerprint import require_settings
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.run_config import RESULT_TABLES, load_run_config, record_files
 from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_folder, read_records, write_table
-from longdecode.reporting.papers.claims import claims_table
 from longdecode.reporting.papers.declaration import Tables, load_declarations
 
 READ = ("locality.csv", "overlap.csv")
 """Files beside the tables that are read; what else was measured has a folder of its own."""
 AGREEMENT = ("model", "variant", "task", "context", "budget", "n", "same output", "same score")
-PAPERS = Path(__file__).parents[2] / "reporting" / "papers"
+PAPERS = Path(__file__).parents[1] / "reporting" / "papers"
 
 
 def write_tables(folder: Path) -> list[Path]:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from longdecode.evals.analysis import cells as grouped
-from longdecode.evals.analysis.cells import Cell, Cells, clean_ratios, clean_times
-from longdecode.evals.analysis.comparisons import SEVERAL, over_trainings
+from longdecode.analysis import cells as grouped
+from longdecode.analysis.cells import Cell, Cells
+from longdecode.analysis.comparisons import SEVERAL, over_trainings
+from longdecode.analysis.speed import clean_ratios, clean_times, ratio_interval
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval, student_interval
@@ -184,7 +185,7 @@ def _pair(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Iterator[dict[str, 
         return row | {"measure": measure} | bootstrap_interval(groups, spread, rng, of_medians(compare))._asdict()
 
     if a.reference == b.variant and len(ratios[0]):
-        yield row | {"measure": "times_as_fast", "unit": "times"} | grouped.ratio_interval(a, spread)._asdict()
+        yield row | {"measure": "times_as_fast", "unit": "times"} | ratio_interval(a, spread)._asdict()
     elif all(map(len, ratios)):
         yield compared("times_as_fast", ratios, np.divide) | {"unit": "times"}
     yield compared("extra_ms", [each / 1000 for each in times], np.subtract) | {"unit": "ms"}

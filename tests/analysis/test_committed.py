@@ -7,13 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from longdecode.evals.analysis.measures import measures_table
+from longdecode.analysis.measures import measures_table
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_folder, write_table
 from longdecode.reporting.papers.declaration import PairRequest, load_declarations
 
-RESULTS = Path(__file__).parents[3] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 PAPERS = load_declarations(RESULTS.parent / "reporting" / "papers")
 REQUESTS = [request for paper in PAPERS.values() for request in paper.pairs]
 SPREAD = Spread(0.95, 100, 0)
