@@ -17,7 +17,6 @@ from scipy.stats import t as student
 
 from longdecode.analysis import cells as grouped
 from longdecode.analysis.cells import ALL_TASKS, Cell, Cells, TaskStatus
-from longdecode.analysis.speed import clean_ratios
 from longdecode.evals import stats
 from longdecode.evals.records import BaseRecord, SpeedRecord
 from longdecode.evals.run_config import REFERENCE_METHOD
@@ -242,7 +241,7 @@ def pareto_table(cells: Cells, timed: Iterable[SpeedRecord], spread: Spread) -> 
     speeds: dict[object, list[tuple[int, Floats]]] = defaultdict(list)
     for r in timed:
         is_step = r.bench == "decode" and r.stage == "step" and r.reference == REFERENCE_METHOD
-        if is_step and len(ratios := clean_ratios(r)):
+        if is_step and len(ratios := grouped.clean_ratios(r)):
             speeds[_setup(r)].append((r.batch, ratios))
     places: dict[tuple[Any, ...], list[tuple[dict[str, Any], Floats, Floats]]] = defaultdict(list)
     for _, members in means(against_full(cells), cells, grouped.task_statuses(cells, spread), {}, fewest=1):

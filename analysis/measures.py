@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 
 from longdecode.analysis import cells as grouped
-from longdecode.analysis.cells import Cell, Cells
+from longdecode.analysis.cells import Cell, Cells, clean_ratios, clean_times, ratio_interval
 from longdecode.analysis.comparisons import SEVERAL, over_trainings
-from longdecode.analysis.speed import clean_ratios, clean_times, ratio_interval
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval, student_interval

@@ -11,11 +11,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from longdecode.analysis.cells import all_cells, scored_cells, summary_table
-from longdecode.analysis.claims import claims_table
+from longdecode.analysis.cells import all_cells, scored_cells, speed_table, summary_table
 from longdecode.analysis.comparisons import comparisons_table
 from longdecode.analysis.measures import measures_table
-from longdecode.analysis.speed import speed_table
+from longdecode.analysis.stage import claims_table
 from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample
 from longdecode.evals.run_config import RunConfig, load_run_config

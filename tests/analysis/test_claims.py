@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from longdecode.analysis import measures
-from longdecode.analysis.claims import claims_table, outcome
+from longdecode.analysis.stage import claims_table, outcome
 from longdecode.reporting.papers.declaration import (
     AmbiguousQueryError,
     Claim,

@@ -27,7 +27,7 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
     """A misspelt column would leave every cell grey."""
     from longdecode.analysis import comparisons, measures
     from longdecode.analysis.cells import COLUMNS as SUMMARY
-    from longdecode.analysis.speed import SPEED_COLUMNS as SPEED
+    from longdecode.analysis.cells import SPEED_COLUMNS as SPEED
 
     known = {
         "summary": SUMMARY,

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from longdecode.analysis.speed import speed_table
+from longdecode.analysis.cells import speed_table
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
 from longdecode.engine.weights import load_decoder, random_decoder

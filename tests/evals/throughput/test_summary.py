@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from longdecode.analysis import speed as summary
-from longdecode.analysis.speed import SPEED_COLUMNS, speed_table
+from longdecode.analysis import cells as summary
+from longdecode.analysis.cells import SPEED_COLUMNS, speed_table
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_folder
