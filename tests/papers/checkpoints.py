@@ -28,6 +28,7 @@ ARCHITECTURES: Mapping[str, tuple[str, int, Mapping[str, Any]]] = {
     "Qwen/Qwen2.5-1.5B": ("qwen2", 12, {"rope_theta": 1e6}),
     **{f"Qwen/Qwen2.5-{size}": ("qwen2", 40, {"rope_theta": 1e6}) for size in ("14B", "14B-Instruct", "32B-Instruct")},
     "mistralai/Mistral-7B-Instruct-v0.3": ("mistral", 32, {"rope_theta": 1e6, "sliding_window": None}),
+    "Qwen/Qwen3-30B-A3B": ("qwen3_moe", 32, {"rope_theta": 1e6, "num_experts": 8, "moe_intermediate_size": 32}),
 }
 """Family, query heads and rotary embedding of each checkpoint, as its config.json has them."""
 CHAT = (
