@@ -121,7 +121,8 @@ class Tables:
         wanted = {name: list(map(_text, x if isinstance(x, list) else [x])) for name, x in query.where.items()}
         kept = rows[number].notna().to_numpy().nonzero()[0]  # a row of all columns is dear: they are taken once
         for name, values in wanted.items():
-            kept = kept[rows[name].iloc[kept].map(_text).isin(values).to_numpy(bool)]
+            column = rows[name].iloc[kept]  # of few different fields
+            kept = kept[column.isin([field for field in column.unique() if _text(field) in values]).to_numpy(bool)]
         rows = rows.iloc[kept]
         if query.longest:
             rows = rows[rows[query.longest] == rows[query.longest].max()]

@@ -74,7 +74,8 @@ def scaled(name: str) -> dict[str, Any]:
         for sampler in writing["samplers"].values():
             sampler["penalty_window"] = 64
         for run in writing["runs"].values():
-            run |= {"prompts": [256], "tokens": 96, "books": 1}
+            # A tree has no more rows than its prompt has tokens.
+            run |= {"prompts": [1024 if "tree_1999" in run["variants"] else 256], "tokens": 96, "books": 1}
     return values
 
 
