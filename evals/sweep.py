@@ -121,7 +121,11 @@ def cost_of(run: RunConfig) -> Cost:
     trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
     cost.jobs = 1 + sum(map(len, (_jobs(run), plan.speed_jobs, plan.generation, plan.forks))) + sum(trained.values())
     cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600
-    cost.memory_bytes = max((beside + place[-1] * prompt for place, _, beside, prompt in places_of(run)), default=0.0)
+    if places := list(places_of(run)):
+        at, variants, beside, prompt = max(places, key=lambda each: each[2] + each[0][-1] * each[3])
+        _, used, context, batch = at
+        kept = max(kept_bytes(run, used, name, context, budgets) for name, budgets in variants.items())
+        cost.memory_bytes = beside + batch * (prompt + kept)
     largest = max((size.weights for model in run.models.values() if (size := size_of(model.path))), default=16.1e9)
     cost.gpu_hours += largest / 16.1e9 * sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
     for model in run.models.values():
