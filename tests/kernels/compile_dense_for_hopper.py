@@ -84,14 +84,13 @@ def launch_all(hidden: int, ffn: int, *attention: int, pdl: bool) -> None:
         row = tensor(1, 1, hidden)
         norm_linear_gpu(row, row, tensor(hidden), 1e-6, tensor(hidden, hidden), tensor(hidden), False)
         norm_linear_gpu(row, row, tensor(hidden), 1e-6, tensor(2 * ffn, hidden), None, True)
-    for rows in (1, 4, 16, 32, 64)[: 5 if hidden <= NARROW else 3] if pdl else (1, 16):
+    for rows in (1, 4, 16, 32, 64) if pdl and hidden <= NARROW else (1, 16):
         project(hidden, ffn, rows, pdl)
 
 
 if __name__ == "__main__":
     cases = []
     for model, shape in SHAPES.items():
-        cases.append((f"{model}, {OVERLAPPING}", partial(launch_all, *shape, pdl=True)))
-        if model == "miniature":  # without overlap a kernel is the same less its wait, whatever the sizes
-            cases.append((model, partial(launch_all, *shape, pdl=False)))
+        pdl = model != "miniature"  # without overlap a kernel is the same less its wait, whatever the sizes
+        cases.append((f"{model}, {OVERLAPPING}" if pdl else model, partial(launch_all, *shape, pdl=pdl)))
     check(cases, faults)

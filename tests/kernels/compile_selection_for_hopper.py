@@ -52,7 +52,7 @@ def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
     lengths = integers(batch)
     bounds = minmax.build_page_minmax_gpu(k, lengths, 16)
     minmax.update_page_minmax_gpu(bounds, k, integers(batch, kv_heads, 8), 16)
-    for group in (None, *GROUP_REDUCTIONS)[: 2 if (dim, dtype) == (32, torch.bfloat16) else None]:
+    for group in (None, *GROUP_REDUCTIONS)[: None if dim == 128 else 2]:  # scores are reduced in float32 everywhere
         page_score_gpu(q, bounds, lengths, group=group)
         token_logits_gpu(q, k, lengths, group=group)
     rebuild_page_minmax_gpu(bounds, k, lengths, lengths, 2, 16)
@@ -83,7 +83,7 @@ def launch_windows(batch: int, heads: int, kv_heads: int, dim: int, capacity: in
 
 
 def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
-    """Pooled keys, importances, scores and choice of blocks; prompt rows that read lists of their own with a bias."""
+    """Pooled keys, importances, scores and choice of blocks."""
     pooling, block = Pooling(32, 16), 64
     room, lengths = pooling.room(capacity), integers(batch)
     k = meta(batch, kv_heads, capacity, dim, dtype=dtype)
@@ -99,8 +99,12 @@ def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
         choose_blocks_gpu(
             q, pooled.means, lengths, lengths, importances, shares, pooling, block, capacity // block
         )  # fmt: skip
-    tiles, rows, blocks = 32, 16, capacity // block
-    for width, size in ((blocks, block), (512, 1)):
+
+
+def launch_rows(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
+    """Prompt rows that read lists of their own with a bias; heads of 32 in bfloat16 take registers as heads of 128."""
+    k, tiles, rows = meta(batch, kv_heads, capacity, dim, dtype=dtype), 32, 16
+    for width, size in ((capacity // 64, 64), (512, 1))[: 2 if dim == 128 else 1]:
         sparse_decode_attention_gpu(
             meta(tiles, heads, rows, dim, dtype=dtype), *[k[:1].expand(tiles, -1, -1, -1)] * 2,
             integers(tiles, kv_heads, width), integers(tiles, kv_heads), block_size=size,
@@ -112,7 +116,7 @@ def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
 
 def launch_offload(dtype: torch.dtype) -> None:
     """Slots of 64 to 1,024 a list, and blocks of 64 tokens; attention that waits for them and at once."""
-    integer = torch.int64
+    integer, single = torch.int64, dtype == torch.float32
     queue = BlockQueue(meta(5121, dtype=integer), meta(5121, dtype=integer), meta(1, dtype=integer))
     for slots in (64, 96, 128, 1024):
         held = meta(40, 2, slots, dtype=integer)
@@ -124,7 +128,7 @@ def launch_offload(dtype: torch.dtype) -> None:
     pair = (meta(80 * 1024, 64 * 128, dtype=dtype),) * 2
     for waited in (None, arrivals):
         copy_blocks_gpu(pair, (meta(80 * 96, 64 * 128, dtype=dtype),) * 2, queue, waited)
-    for heads, dim, width in ((32, 128, 64), (8, 64, 4), (8, 256, 64))[dtype == torch.float32 :]:
+    for heads, dim, width in ((32, 128, 64), (8, 256, 64), (8, 64, 4))[single : 2 + single]:
         near, lists, count = meta(40, 2, 96 * 64, dim, dtype=dtype), meta(40, 2, width, dtype=integer), meta(40, 2)
         waits = Arrivals(meta(40, 2, width, dtype=torch.int32), queue.sources)
         for waited in (None, waits) if heads == 32 else (waits,):
@@ -137,10 +141,10 @@ def launch_offload(dtype: torch.dtype) -> None:
 
 def launch_chunks(dtype: torch.dtype) -> None:
     """ShadowKV's chunks of 8 and 64 tokens: as NOSA runs it, as published, and of full rank as the gate checks."""
-    integer, small = torch.int64, torch.int32
+    integer, small, single = torch.int64, torch.int32, dtype == torch.float32
     for batch, heads, dim, rank, chunk, slots in (
         (25, 2, 128, 40, 8, 384), (1, 8, 128, 160, 8, 1536), (2, 8, 64, 512, 64, 48), (4, 4, 32, 128, 8, 24),
-    )[2 * (dtype == torch.float32) :]:  # fmt: skip
+    )[2 * single : 3 + single]:  # fmt: skip
         tokens = 65_600
         queue = BlockQueue(*[meta(batch * heads * slots + 1, dtype=integer)] * 2, meta(1, dtype=integer))
         held, slot_of = (meta(batch, heads, n + 1, dtype=small) for n in (slots, tokens // chunk))
@@ -160,7 +164,9 @@ if __name__ == "__main__":
     launches = [partial(launch_topk)]
     for name, dtype in RUNS:
         launches += [partial(launch, *SHAPES[name], dtype) for launch in (launch_scores, launch_windows)]
-        launches.append(partial(launch_blocks, *(SHAPES[name] if name == "miniature" else NOSA_8B), dtype))
+        shape = SHAPES[name] if name == "miniature" else NOSA_8B
+        launches += [partial(launch, *shape, dtype) for launch in (launch_blocks, launch_rows)]
+    launches.append(partial(launch_rows, *SHAPES["miniature"], torch.bfloat16))
     for dtype in (torch.bfloat16, torch.float32):
         launches += [partial(launch_offload, dtype), partial(launch_chunks, dtype)]
     check((f"{launch.func.__name__}{launch.args}", launch) for launch in launches)
