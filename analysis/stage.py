@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,9 @@ from longdecode.reporting.papers.declaration import (
     AmbiguousQueryError,
     Claim,
     Declaration,
+    DeclarationError,
     Found,
+    PrintedTable,
     Tables,
     load_declarations,
 )  # fmt: skip
@@ -118,6 +121,17 @@ def agreement(before: Path, after: Path) -> Iterator[tuple[str, ...]]:
         yield *map(str, place), str(len(rows)), *same
 
 
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """Say what print has of a claim: text, where it was read, unit, digits; no number where print has only words."""
+
+    text: str
+    mark: str
+    unit: str
+    digits: int
+    number: float | None
+
+
 def claims_table(papers: Mapping[str, Declaration], tables: Tables, profile: str) -> pd.DataFrame:
     """Return a row for every claim of every paper; what was not run, or fits several rows, says so.
 
@@ -141,8 +155,9 @@ def outcome(printed: float | None, claim: Claim, found: Found | None, digits: in
     At least so much: ``reproduced`` where the interval reaches the printed figure (as rounded there), ``partly`` where
     it reaches half of the printed effect, ``not reproduced`` where it stays below; of words without a number the sign
     alone decides, where its corrected p-value proves it. At most so much: ``reproduced`` where the whole interval lies
-    below, ``not reproduced`` where none of it does. ``cannot tell``: there is no interval, it holds no effect as well
-    as half of the printed one, or forks of one training each stand behind it. The best variant has no say.
+    below, ``not reproduced`` where none of it does. About so much: as at least so much, but ``partly`` where the whole
+    interval lies beyond the printed figure. ``cannot tell``: there is no interval, it holds no effect as well as half
+    of the printed one, or forks of one training each stand behind it. The best variant has no say.
     """
     if found is None:
         return "not run"
@@ -163,11 +178,42 @@ def outcome(printed: float | None, claim: Claim, found: Found | None, digits: in
         return "not reproduced"
     if least <= nothing or (by_sign and found.row.get("p_holm", 0.0) > UNPROVEN):
         return "cannot tell"
-    return "reproduced" if most >= goal - rounding else "partly"
+    if most < goal - rounding or (claim.direction == "about" and least > goal + rounding):
+        return "partly"
+    return "reproduced"
+
+
+def printed_of(paper: Declaration, claim: Claim) -> Printed:
+    """Return what print says of a claim; a difference of two printed numbers is taken here, and its mark has both.
+
+    Raises:
+        DeclarationError: not one row has it, or a difference is of words.
+    """
+    table, column = paper.tables[str(claim.published["table"])], str(claim.published["column"])
+    asked = {name: value for name, value in claim.published.items() if name not in ("table", "column")}
+    row = _only(claim, table, column, asked)
+    text, mark, digits = table.text(row, column), table.mark(row, column), row.get("digits", table.digits)
+    number = None if isinstance(row[column], str) else float(row[column])
+    if number is None or not claim.minus:
+        return Printed(text, mark, table.unit, digits, number)
+    other = _only(claim, table, column, asked | claim.minus)
+    gap = number - float(other[column])
+    marks = dict.fromkeys([*mark.split("; "), *table.mark(other, column).split("; ")])
+    signed = f"{gap:+,.{digits}f}".replace("-", "\u2212")
+    both = f"{'; '.join(marks)}: {text} \u2212 {table.text(other, column)}"
+    return Printed(signed, both, table.unit, digits, gap)
+
+
+def _only(claim: Claim, table: PrintedTable, column: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the one row of a printed table that has these keys and a number, or words, in the column."""
+    rows = [row for row in table.rows if asked.items() <= row.items() and row.get(column) is not None]
+    if len(rows) != 1 or (claim.minus and isinstance(rows[0][column], str)):
+        raise DeclarationError(f"{claim.claim}: {dict(asked)} names {len(rows)} rows with a number in {column}")
+    return rows[0]
 
 
 def _claim_row(name: str, paper: Declaration, claim: Claim, tables: Tables, answers: bool) -> dict[str, Any]:
-    printed = paper.printed(claim)
+    printed = printed_of(paper, claim)
     found, best, bound, why = None, None, None, ""
     if answers:
         try:

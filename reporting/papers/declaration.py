@@ -6,8 +6,9 @@ A :class:`Query` names one row of a run's tables: the one way for pages, claims 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -224,17 +225,6 @@ class Ours(_Closed):
         return self.query.narrowed(where)
 
 
-@dataclass(frozen=True, slots=True)
-class Printed:
-    """Say what print has of a claim: text, where it was read, unit, digits; no number where print has only words."""
-
-    text: str
-    mark: str
-    unit: str
-    digits: int
-    number: float | None
-
-
 class PrintedTable(_Closed):
     """One table as printed.
 
@@ -247,7 +237,7 @@ class PrintedTable(_Closed):
         columns: columns that hold numbers.
         rows: keys, numbers (or words where print has no number), ``mark`` (where they were read; ``marks`` where a
             column differs), ``form`` (how a number is worded in print, such as ``up to``), ``digits`` where a row
-            differs.
+            differs. Lists as keys stand for a row each, the last key changing fastest; a column then has a number each.
         ours: which rows of our tables stand beside; left out where none can.
         note: what differs between print and here.
     """
@@ -262,6 +252,11 @@ class PrintedTable(_Closed):
     ours: Ours | None = None
     note: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_by_one(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return given | {"rows": [row for written in given["rows"] for row in _rows(written, given["keys"])]}
+
     def text(self, row: dict[str, Any], column: str) -> str:
         """Return a number or words as printed; empty where none were found."""
         if row.get(column) is None or isinstance(row[column], str):
@@ -271,6 +266,21 @@ class PrintedTable(_Closed):
     def mark(self, row: dict[str, Any], column: str) -> str:
         """Return where a number was read."""
         return str((row.get("marks") or {}).get(column, row["mark"]))
+
+
+def _rows(written: Mapping[str, Any], keys: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows that one with lists stands for: each combination of its keys, with its place in every other list.
+
+    Raises:
+        ValueError: a list has not a number for each of them.
+    """
+    places = list(product(*(x if isinstance(x := written[key], list) else [x] for key in keys)))
+    lists = {name for name, value in written.items() if isinstance(value, list)} - {*keys}
+    if wrong := sorted(name for name in lists if len(written[name]) != len(places)):
+        raise ValueError(f"{', '.join(wrong)}: a number for each of {len(places)} rows is needed in {written}")
+    for at, place in enumerate(places):
+        one = {name: value[at] if name in lists else value for name, value in written.items()}
+        yield one | dict(zip(keys, place, strict=True))
 
 
 class Substitute(_Closed):
@@ -296,7 +306,7 @@ class Claim(_Closed):
         claim: the claim in a line.
         published: table and keys of its number in print, and the column.
         minus: of a difference, the keys in which the row that is taken off differs from that of ``published``.
-        direction: whether the claim is of at least so much, or at most.
+        direction: whether the claim is of at least so much, at most, or about.
         no_effect: the value that would say that the claimed effect is absent (1 for times, 0 for differences).
         like: the number under the paper's own conditions.
         instead: what stands there where ``like`` was not run.
@@ -312,7 +322,7 @@ class Claim(_Closed):
     claim: str
     published: dict[str, str | int | float]
     minus: dict[str, str | int | float] = {}
-    direction: Literal["at_least", "at_most"] = "at_least"
+    direction: Literal["at_least", "at_most", "about"] = "at_least"
     no_effect: float = 0.0
     like: Query
     instead: Substitute | None = None
@@ -355,34 +365,6 @@ class Declaration(_Closed):
     pools: dict[str, list[str]] = {}
     claims: list[Claim] = Field(min_length=1)
     tables: dict[str, PrintedTable]
-
-    def printed(self, claim: Claim) -> Printed:
-        """Return what print says of a claim; a difference of two printed numbers is taken here, and its mark has both.
-
-        Raises:
-            DeclarationError: not one row has it, or a difference is of words.
-        """
-        table, column = self.tables[str(claim.published["table"])], str(claim.published["column"])
-        asked = {name: value for name, value in claim.published.items() if name not in ("table", "column")}
-        row = _only(claim, table, column, asked)
-        text, mark, digits = table.text(row, column), table.mark(row, column), row.get("digits", table.digits)
-        number = None if isinstance(row[column], str) else float(row[column])
-        if number is None or not claim.minus:
-            return Printed(text, mark, table.unit, digits, number)
-        other = _only(claim, table, column, asked | claim.minus)
-        gap = number - float(other[column])
-        marks = dict.fromkeys([*mark.split("; "), *table.mark(other, column).split("; ")])
-        signed = f"{gap:+,.{digits}f}".replace("-", "\u2212")
-        both = f"{'; '.join(marks)}: {text} \u2212 {table.text(other, column)}"
-        return Printed(signed, both, table.unit, digits, gap)
-
-
-def _only(claim: Claim, table: PrintedTable, column: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the one row of a printed table that has these keys and a number, or words, in the column."""
-    rows = [row for row in table.rows if asked.items() <= row.items() and row.get(column) is not None]
-    if len(rows) != 1 or (claim.minus and isinstance(rows[0][column], str)):
-        raise DeclarationError(f"{claim.claim}: {dict(asked)} names {len(rows)} rows with a number in {column}")
-    return rows[0]
 
 
 def load_declarations(folder: Path) -> dict[str, Declaration]:

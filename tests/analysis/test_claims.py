@@ -112,6 +112,7 @@ def found(value: float, low: float, high: float) -> Found:
         ((2.0, 1.9, 2.1), {"direction": "at_most"}, "reproduced"),
         ((3.0, 2.9, 3.1), {"direction": "at_most"}, "not reproduced"),
         ((2.7, 2.5, 2.9), {"direction": "at_most"}, "cannot tell"),
+        ((3.0, 2.9, 3.1), {"direction": "about"}, "partly"),
     ],
 )
 def test_a_claim_of_2_7_times(bounds: tuple[float, float, float] | None, given: dict[str, Any], word: str) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.reporting.papers.declaration import DeclarationError, Ours, Query, load_declarations
+from longdecode.analysis.stage import printed_of
+from longdecode.reporting.papers.declaration import DeclarationError, Ours, PrintedTable, Query, load_declarations
 
 FOLDER = Path(__file__).parents[2] / "reporting" / "papers"
 PAPERS = load_declarations(FOLDER)
@@ -25,13 +26,11 @@ def test_averages_of_complete_rows_are_those_in_print() -> None:
 @pytest.mark.parametrize("name", PAPERS)
 def test_queries_name_columns_that_tables_have(name: str) -> None:
     """A misspelt column would leave every cell grey."""
-    from longdecode.analysis import comparisons, measures
-    from longdecode.analysis.cells import COLUMNS as SUMMARY
-    from longdecode.analysis.cells import SPEED_COLUMNS as SPEED
+    from longdecode.analysis import cells, comparisons, measures
 
     known = {
-        "summary": SUMMARY,
-        "speed": {*SPEED, "variant", "method"},
+        "summary": cells.COLUMNS,
+        "speed": {*cells.SPEED_COLUMNS, "variant", "method"},
         "comparisons": comparisons.COLUMNS,
         "measures": measures.COLUMNS,
     }
@@ -50,7 +49,7 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
 
 def test_numbers_are_worded_as_in_print() -> None:
     paper = PAPERS["lychee"]
-    printed = paper.printed(paper.claims[3])
+    printed = printed_of(paper, paper.claims[3])
     assert (printed.text, printed.mark, printed.number) == ("up to 7.0", "summary 1; summary 2; summary 3", 7.0)
     longbench = paper.tables["longbench"]
     assert longbench.text(longbench.rows[3], "narrativeqa") == ""  # not found in print
@@ -77,14 +76,14 @@ def test_rows_have_their_keys_once_known_columns_and_explained_marks(name: str) 
 def test_claims_have_a_number_in_print_conditions_and_a_reason(name: str) -> None:
     paper = PAPERS[name]
     for claim in paper.claims:
-        printed = paper.printed(claim)
+        printed = printed_of(paper, claim)
         assert printed.text and printed.mark
         assert claim.conditions and claim.why and claim.run, claim.claim
 
 
 def test_differences_of_printed_numbers_are_taken_and_shown_as_such() -> None:
     paper = PAPERS["lychee"]
-    printed = {claim.claim: paper.printed(claim) for claim in paper.claims}
+    printed = {claim.claim: printed_of(paper, claim) for claim in paper.claims}
     gain = printed["LongBench over full attention at 4,096 tokens, Llama-3"]
     assert (gain.text, gain.mark) == ("+0.74", "summary 1: 33.07 \u2212 32.33") and gain.number == pytest.approx(0.74)
     words = printed["Ratio is the best of the four selection strategies at equal sparsity"]
@@ -96,7 +95,7 @@ def test_a_claim_without_a_number_in_print_is_refused() -> None:
     paper = PAPERS["lychee"]
     claim = paper.claims[0].model_copy(update={"published": {**paper.claims[0].published, "context": 7}})
     with pytest.raises(DeclarationError, match="names 0 rows"):
-        paper.printed(claim)
+        printed_of(paper, claim)
 
 
 @pytest.mark.parametrize(("text", "said"), [("claims: [", "while parsing"), ("claims: []", "summary")])
@@ -115,3 +114,12 @@ def test_a_printed_number_becomes_a_query() -> None:
     assert found is not None
     assert found.where == {"suite": "ruler", "budget": "1024", "task": "vt", "model": "fork"}
     assert ours.query_of({"method": "nosa", "head": "other", "budget": "1024"}, "vt") is None
+
+
+def test_a_row_with_lists_stands_for_one_each_and_needs_all_its_numbers() -> None:
+    given = {"section": "", "unit": "", "digits": 0, "what": "", "keys": ["a", "b"], "columns": ["c"]}
+    row = {"a": 1, "b": [2, 3], "mark": "m", "c": [4, 5]}
+    table = PrintedTable.model_validate(given | {"rows": [row]})
+    assert [(r["a"], r["b"], r["c"]) for r in table.rows] == [(1, 2, 4), (1, 3, 5)]
+    with pytest.raises(ValueError, match="c: a number for each of 2 rows"):
+        PrintedTable.model_validate(given | {"rows": [row | {"c": [4]}]})
