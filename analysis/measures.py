@@ -20,6 +20,7 @@ from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval, student_interval
 from longdecode.evals.store import read_frame, read_records
+from longdecode.evals.throughput.spec import RAW_SHAPES
 from longdecode.reporting.papers.declaration import PairRequest, read_table
 
 COLUMNS = (
@@ -32,6 +33,8 @@ STRETCHES = 8
 CURVE_DRAWS = 2000
 """Bootstrap draws of a point; there are thousands of points, and no verdict hangs on one."""
 _STEPS = ("step", "speculative_step")
+AT_TOKENS = 4096
+"""Context of the traffic of a window: where answers of LongGenBench are half written."""
 _SAME_BATCH = "decode"
 """The bench whose steps are compared at one batch; equal-memory benches give each variant the batch that fits."""
 
@@ -75,6 +78,7 @@ def measures_table(
         *_curves(cells, spread),
         *step_pairs(timed, requests, spread),
         *memory_bounds(timed),
+        *window_traffic(timed),
         *text_measures(texts, spread),
         *step_overlaps(folder / "locality.csv", spread),
         *layer_overlaps(folder / "overlap.csv"),
@@ -153,6 +157,27 @@ def memory_bounds(records: Sequence[SpeedRecord]) -> Iterator[dict[str, Any]]:
             yield _row(r) | {
                 "measure": "memory_bound", "over": REFERENCE_METHOD, "value": reference / r.bytes_min, "unit": "times",
             }  # fmt: skip
+
+
+def window_traffic(records: Sequence[SpeedRecord]) -> Iterator[dict[str, Any]]:
+    """Yield ``traffic_over_quest`` of each window that was timed on a published shape, worked out and not measured.
+
+    Per cent that a step moves more than Quest's at ``AT_TOKENS`` tokens, by the paper's own count of elements a layer:
+    Quest's keys, values and page bounds, queries and outputs; three rows of queries and outputs, and keys and values
+    written anew, for each past token of the window.
+
+    Source: RetroAttention (arXiv 2508.09001), figure 5.
+    """
+    windows = [r for r in records if r.method == "retro" and r.model in RAW_SHAPES and "share" in r.params]
+    timed = {(r.model, r.variant): {"window": 2, "page_size": 16} | r.params for r in windows}
+    for (model, variant), params in timed.items():
+        heads, kv_heads = (RAW_SHAPES[model][f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+        quest = 2 * kv_heads * AT_TOKENS * (params["share"] + 1 / params["page_size"]) + 2 * heads
+        yield {
+            "measure": "traffic_over_quest", "model": model, "variant": variant, "context": AT_TOKENS,
+            "value": 100 * (params["window"] - 1) * (3 * heads + 2 * kv_heads) / quest, "unit": "percent",
+            "source": "arithmetic",
+        }  # fmt: skip
 
 
 def _place(r: SpeedRecord) -> tuple[object, ...]:
@@ -268,7 +293,9 @@ def selection_traces(folder: Path) -> Iterator[dict[str, Any]]:
         table = table[(table["layer"] < 0) & table["measure"].str.startswith(_TRACED)].copy()
         shares = table["measure"].str.startswith("overlap")
         table.loc[shares, ["value", "low", "high"]] *= 100
-        table["unit"] = np.select([shares, table["measure"] == "effective_budget"], ["percent", "times the budget"], "")
+        table["unit"] = np.select(
+            [shares, table["measure"] == "effective_budget"], ["percent", "times the budget"], "of Full's norm"
+        )
         found: list[dict[Any, Any]] = table.assign(source=f"{folder.name}/{path.name}").to_dict("records")
         yield from found
 

@@ -22,19 +22,9 @@ from longdecode.reporting.site import Page, Site
 from longdecode.reporting.tasks import grid, write_methods, write_tasks
 
 _RAW = (
-    "summary.csv",
-    "speed.csv",
-    "comparisons.csv",
-    "measures.csv",
-    "claims.csv",
-    "pareto.csv",
-    "tuning.csv",
-    "overlap.csv",
-    "locality.csv",
-    "exact_texts.csv",
-    "config.yaml",
-    "manifest.txt",
-)
+    "summary.csv", "speed.csv", "comparisons.csv", "measures.csv", "claims.csv", "pareto.csv", "tuning.csv",
+    "overlap.csv", "locality.csv", "exact_texts.csv", "config.yaml", "manifest.txt",
+)  # fmt: skip
 _OWN = ("*.html", "data/*.csv", "site.css", "site.js", "vega.js")
 
 

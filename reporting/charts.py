@@ -39,6 +39,10 @@ _CONFIG: Spec = {
     "text": {"fontSize": 13},
     "header": {"labelFontSize": 13, "labelColor": LIGHT["ink"]},
 }
+DASHES: Mapping[str, list[int]] = {
+    "solid": [1, 0], "dashed": [6, 4], "dotted": [2, 3], "long": [14, 4], "mixed": [12, 3, 2, 3]
+}  # fmt: skip
+"""Dashes of lines by name, for those of one colour."""
 
 
 def family_colour(name: str = "family:N") -> alt.Color:
@@ -126,7 +130,7 @@ def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequenc
     scale = alt.Scale(domain=domain, nice=False)
     y = alt.Y("y:Q", title=title, scale=scale)
     base = alt.Chart(rows)
-    dash = alt.StrokeDash("dash:N", legend=None, scale=alt.Scale(domain=["solid", "dashed"], range=[[1, 0], [6, 4]]))
+    dash = alt.StrokeDash("dash:N", legend=None, scale=alt.Scale(domain=[*DASHES], range=[*DASHES.values()]))
     bands = [
         base.mark_area(opacity=0.1).encode(
             x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=family_colour(), detail="name:N"

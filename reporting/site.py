@@ -25,7 +25,7 @@ from longdecode.reporting.papers.declaration import (
     Query,
     Tables,
     load_declarations,
-)
+)  # fmt: skip
 from longdecode.reporting.runs import Run, each, in_order, joined
 from longdecode.reporting.tradeoff import smallest_budgets
 

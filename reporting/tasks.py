@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -211,24 +210,12 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
     return site.figure(page, f"along-{run.name}", title, spec, frame, note)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """One prompt: what Full wrote and what a variant wrote, each with its score."""
+def pairs(run: Run, suite: str) -> list[Any]:
+    """Return the prompts of a suite on which variants lose most, one a variant, of those whose texts are stored.
 
-    variant: str
-    budget: str
-    task: str
-    context: int
-    index: int
-    full: str
-    full_score: float
-    text: str
-    score: float
-
-
-def pairs(run: Run, suite: str) -> list[Pair]:
-    """Return the prompts of a suite on which variants lose most, one a variant, of those whose texts are stored."""
-    found: list[Pair] = []
+    Each has Full's text and score as ``full_text`` and ``full_score``, the variant's as ``text`` and ``score``.
+    """
+    found: list[Any] = []
     for model in sorted(path for path in (run.folder / "records").glob("*") if path.is_dir()):
         texts = read_texts(model, suite)
         if len(texts):
@@ -236,24 +223,11 @@ def pairs(run: Run, suite: str) -> list[Pair]:
     return sorted(found, key=lambda pair: pair.score - pair.full_score)[:PER_SUITE]
 
 
-def _worst(texts: pd.DataFrame) -> list[Pair]:
-    full = texts[texts.variant == REFERENCE][[*_PROMPT, "output_text", "score"]]
-    both = texts[texts.variant != REFERENCE].merge(full, on=_PROMPT, suffixes=("", "_full"))
-    lost = both[both.score < both.score_full].sort_values(["score", "context"])
-    return [
-        Pair(
-            r.variant,
-            r.budget,
-            r.task,
-            r.context,
-            r.sample_index,
-            cut(r.output_text_full),
-            r.score_full,
-            cut(r.output_text),
-            r.score,
-        )
-        for r in lost.drop_duplicates("variant").pipe(each)
-    ]
+def _worst(texts: pd.DataFrame) -> Iterator[Any]:
+    texts = texts.assign(text=texts.output_text.map(cut))
+    full = texts[texts.variant == REFERENCE].rename(columns={"text": "full_text", "score": "full_score"})
+    both = texts[texts.variant != REFERENCE].merge(full[[*_PROMPT, "full_text", "full_score"]], on=_PROMPT)
+    return each(both[both.score < both.full_score].sort_values(["score", "context"]).drop_duplicates("variant"))
 
 
 def cut(text: str) -> str:

@@ -19,18 +19,9 @@ from longdecode.reporting import looks
 TITLES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "titles.yaml").read_text(encoding="utf-8"))
 MINUS, TIMES = "\u2212", "\u00d7"
 DIGITS = {
-    "points": 1,
-    "percent": 1,
-    "times": 2,
-    "ms": 2,
-    "share": 2,
-    "minutes": 2,
-    "nats": 3,
-    "nats/token": 3,
-    "nats/byte": 3,
-    "tokens": 0,
-    "blocks": 1,
-}
+    "points": 1, "percent": 1, "blocks": 1, "times": 2, "ms": 2, "share": 2, "minutes": 2,
+    "nats": 3, "nats/token": 3, "nats/byte": 3, "of Full's norm": 3, "tokens": 0,
+}  # fmt: skip
 VERDICTS = {
     "within": ("\u2713", "within the margin"),
     "worse": ("\u2717", "worse by more than the margin"),

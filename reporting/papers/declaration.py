@@ -62,6 +62,7 @@ class Query(_Closed):
         relative: a difference in per cent of b's value; of comparisons alone.
         side: the score of a or b alone, which has no interval there; of comparisons alone.
         lost: what a loses to b, the difference with its sign turned; of comparisons alone.
+        column: the mean in another column, which has no interval; of the summary alone.
     """
 
     table: TableName
@@ -71,16 +72,13 @@ class Query(_Closed):
     relative: bool = False
     side: Literal["a", "b"] | None = None
     lost: bool = False
+    column: str | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Query:
         if (self.relative or self.side or self.lost) and self.table != "comparisons":
             raise ValueError(f"relative, side and lost are of comparisons alone, not of {self.table}")
         return self
-
-    def narrowed(self, where: Where) -> Query:
-        """Return the query with more values, or others."""
-        return self.model_copy(update={"where": {**self.where, **where}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ class Tables:
         """
         if query is None or (rows := self._tables.get(query.table, pd.DataFrame())).empty:
             return None
-        number = _NUMBERS[query.table][0]
+        number = query.column or _NUMBERS[query.table][0]
         if unknown := sorted(set(query.where) - set(rows.columns)):
             raise QueryError(f"{query.table}.csv has no column {', '.join(unknown)}; it has {', '.join(rows.columns)}")
         wanted = {name: list(map(_text, x if isinstance(x, list) else [x])) for name, x in query.where.items()}
@@ -149,6 +147,9 @@ def _found(query: Query, row: Mapping[str, Any]) -> Found:
     value, low, high = (scale * float(row[name]) for name in numbers)
     if query.lost:
         value, low, high = -value, -high, -low
+    if query.column:
+        scale, unit = (100.0, "points") if query.column.endswith("accuracy") else (1.0, "questions")
+        value, low, high = scale * float(row[query.column]), math.nan, math.nan
     if query.side:
         value, low, high = float(row[f"{query.side}_value"]), math.nan, math.nan
     n = row.get("n")
@@ -202,6 +203,7 @@ class Ours(_Closed):
         values: by printed key, or ``column``, what a printed value means here; a value that is not listed has no row.
             Several keys that mean something together stand as ``"sampler, penalty"``.
         beyond_print: also where print's number was not found.
+        shown: by printed column, the column of the summary that stands there in place of its score.
     """
 
     query: Query
@@ -209,6 +211,7 @@ class Ours(_Closed):
     column: str | None = None
     values: dict[str, dict[str | int | float, Where]] = {}
     beyond_print: bool = False
+    shown: dict[str, str] = {}
 
     def query_of(self, row: dict[str, Any], column: str) -> Query | None:
         """Return the query of one printed number; nothing where no row of ours stands for it."""
@@ -222,7 +225,7 @@ class Ours(_Closed):
             if found is None:
                 return None
             where |= found
-        return self.query.narrowed(where)
+        return self.query.model_copy(update={"where": {**self.query.where, **where}, "column": self.shown.get(column)})
 
 
 class PrintedTable(_Closed):

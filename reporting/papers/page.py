@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from longdecode.reporting import charts, looks, wording
+from longdecode.reporting import charts, wording
 from longdecode.reporting.overview import claim_cells
 from longdecode.reporting.papers.declaration import Declaration, Found, PrintedTable
 from longdecode.reporting.runs import each, middle
@@ -232,13 +232,13 @@ def key_figure(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> F
 def curves(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figure | None:
     """Return our numbers of the paper's curves, a line a row over columns that are numbers of tokens.
 
-    ``titles.yaml`` names the table and the rows; all may be of one family, so that each line has a colour of its own.
+    ``titles.yaml`` names the table and the rows; all may be of one family, so that each line has dashes of its own.
     """
     wanted = wording.TITLES["curves"].get(name)
     table = next((t for t in tables if wanted and t.name == wanted["table"] and t.measured), None)
     if table is None:
         return None
-    shown = dict(zip(wanted["rows"], looks.FAMILIES, strict=False))
+    shown = dict(zip(wanted["rows"], charts.DASHES, strict=False))
     frame = pd.DataFrame(
         {
             "name": " · ".join(keys),
@@ -246,8 +246,8 @@ def curves(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figur
             "y": cell.found.value,
             "low": cell.found.low,
             "high": cell.found.high,
-            "family": shown[cell.found.variant],
-            "dash": "dashed" if cell.found.variant == "quest" else "solid",
+            "family": wording.family(site.papers[name].method),
+            "dash": shown[cell.found.variant],
         }
         for keys, cells in table.rows
         for head, cell in zip(table.columns, cells, strict=True)

@@ -12,7 +12,7 @@ from scipy.stats import t as student
 
 from longdecode.analysis.cells import CellError, all_cells, require_alike, scored_cells
 from longdecode.analysis.comparisons import COLUMNS, comparisons_table, over_trainings, pareto_table
-from longdecode.analysis.measures import memory_bounds
+from longdecode.analysis.measures import memory_bounds, window_traffic
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample
 from longdecode.evals.stats import Spread, bootstrap_interval, holm
 from longdecode.reporting.papers.declaration import PairRequest
@@ -302,3 +302,9 @@ def test_memory_traffic_bounds_a_speed(step: Any) -> None:
     timed = [step("full", 1.0, bytes_min=3000), step("quest", 1.4, bytes_min=2000), step("quest", 1.4, batch=8)]
     (row,) = memory_bounds(timed)
     assert (row["measure"], row["variant"], row["value"], row["batch"]) == ("memory_bound", "quest", 1.5, 1)
+
+
+def test_a_windows_traffic_is_counted_as_in_print(step: Any) -> None:
+    (row,) = window_traffic([step("retro", 1.4, model="llama3-8b", params={"share": 0.15, "window": 4})])
+    quest, past = 2 * 8 * (0.15 * 4096 + 4096 / 16) + 2 * 32, 3 * 32 + 2 * 8
+    assert row["value"] == pytest.approx(100 * 3 * past / quest) and row["variant"] == "retro"

@@ -29,11 +29,9 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
     from longdecode.analysis import cells, comparisons, measures
 
     known = {
-        "summary": cells.COLUMNS,
-        "speed": {*cells.SPEED_COLUMNS, "variant", "method"},
-        "comparisons": comparisons.COLUMNS,
-        "measures": measures.COLUMNS,
-    }
+        "summary": cells.COLUMNS, "speed": {*cells.SPEED_COLUMNS, "variant", "method"},
+        "comparisons": comparisons.COLUMNS, "measures": measures.COLUMNS,
+    }  # fmt: skip
     paper, asked = PAPERS[name], list[Query]()
     for table in paper.tables.values():
         if table.ours:
@@ -118,8 +116,7 @@ def test_a_printed_number_becomes_a_query() -> None:
 
 def test_a_row_with_lists_stands_for_one_each_and_needs_all_its_numbers() -> None:
     given = {"section": "", "unit": "", "digits": 0, "what": "", "keys": ["a", "b"], "columns": ["c"]}
-    row = {"a": 1, "b": [2, 3], "mark": "m", "c": [4, 5]}
-    table = PrintedTable.model_validate(given | {"rows": [row]})
+    table = PrintedTable.model_validate(given | {"rows": [{"a": 1, "b": [2, 3], "mark": "m", "c": [4, 5]}]})
     assert [(r["a"], r["b"], r["c"]) for r in table.rows] == [(1, 2, 4), (1, 3, 5)]
     with pytest.raises(ValueError, match="c: a number for each of 2 rows"):
-        PrintedTable.model_validate(given | {"rows": [row | {"c": [4]}]})
+        PrintedTable.model_validate(given | {"rows": [{"a": [1, 2], "b": 3, "mark": "m", "c": [4]}]})

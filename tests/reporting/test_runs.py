@@ -98,15 +98,14 @@ def test_answers_stand_side_by_side_where_both_are_stored(small: Path) -> None:
     usual = {"task": "s", "context": 4096, "seed": 0}
     full = [("full", "full", 0, 1.0, "right"), ("full", "full", 1, 1.0, None), ("full", "full", 2, 1.0, "yes")]
     quest = [("quest", "512", 0, 0.0, "wrong " * 200), ("quest", "512", 1, 0.0, "no"), ("quest", "512", 2, 1.0, "yes")]
-    stored = [*full, *quest, ("tova", "512", 2, 1.0, "yes")]
     names = ("label", "budget", "sample_index", "score", "output_text")
-    rows = [usual | dict(zip(names, row, strict=True)) for row in stored]
+    rows = [usual | dict(zip(names, row, strict=True)) for row in (*full, *quest, ("tova", "512", 2, 1.0, "yes"))]
     for v in ("full", "quest", "tova"):
         path = small / "records" / "007" / v / "s.4096.parquet"
         path.parent.mkdir(parents=True)
         pd.DataFrame([row for row in rows if row["label"] == v]).to_parquet(path)
     (pair,) = tasks.pairs(read_run(small), "s")
-    assert (pair.variant, pair.index, pair.full, pair.score) == ("quest", 0, "right", 0.0)
+    assert (pair.variant, pair.sample_index, pair.full_text, pair.score) == ("quest", 0, "right", 0.0)
     assert len(pair.text) < 400 and "[…]" in pair.text
 
 
