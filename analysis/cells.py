@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -349,3 +349,8 @@ def ratio_interval(record: SpeedRecord, spread: Spread) -> Interval:
         return Interval()
     identity = (record.seed, *(part for part in record.key if part is not None))
     return stats.bootstrap_interval([ratios], spread, generator("speed", *identity), np.median)
+
+
+def of_medians(compare: np.ufunc) -> Callable[..., Floats]:
+    """Return the statistic that compares the medians of two groups."""
+    return lambda ours, theirs, axis=-1: compare(np.median(ours, axis=axis), np.median(theirs, axis=axis))

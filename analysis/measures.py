@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from longdecode.analysis import cells as grouped
-from longdecode.analysis.cells import Cell, Cells, clean_ratios, clean_times, ratio_interval
+from longdecode.analysis.cells import Cell, Cells, clean_ratios, clean_times, of_medians, ratio_interval
 from longdecode.analysis.comparisons import SEVERAL, over_trainings
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
@@ -23,6 +23,7 @@ from longdecode.evals.store import read_frame, read_records
 from longdecode.evals.throughput.spec import RAW_SHAPES
 from longdecode.reporting.papers.declaration import PairRequest, read_table
 
+Rows = Iterator[dict[str, Any]]
 COLUMNS = (
     "measure", "model", "variant", "over", "task", "context", "batch", "budget", "setting", "over_setting", "length",
     "at", "n", "value", "low", "high", "unit", "source",
@@ -33,14 +34,12 @@ STRETCHES = 8
 CURVE_DRAWS = 2000
 """Bootstrap draws of a point; there are thousands of points, and no verdict hangs on one."""
 _STEPS = ("step", "speculative_step")
-AT_TOKENS = 4096
-"""Context of the traffic of a window: where answers of LongGenBench are half written."""
 _SAME_BATCH = "decode"
 """The bench whose steps are compared at one batch; equal-memory benches give each variant the batch that fits."""
 
 DISTINCT = ("distinct_1", "distinct_2", "distinct_3", "distinct_4")
 TEXT_UNITS = {
-    "alpha": "share", "beta": "share", "speedup": "times", "tokens_per_step": "tokens", "ms_per_token": "ms",
+    "alpha": "share", "beta": "share", "speedup": "times", "tokens_per_step": "tokens a step", "ms_per_token": "ms",
     "speedup_growth": "of Full's speed", "minutes": "minutes",
     **dict.fromkeys((*DISTINCT, "average_distinct", "repeated_8"), "share"),
 }  # fmt: skip
@@ -73,13 +72,15 @@ def measures_table(
         spread: confidence, bootstrap draws and seed.
     """
     texts = [read_records(path, Record) for path in sorted((folder / "generation").glob("*.parquet"))]
+    written = [*text_measures(texts, spread)]
     rows = [
         *_pooled_scores(cells, pools, spread),
         *_curves(cells, spread),
         *step_pairs(timed, requests, spread),
         *memory_bounds(timed),
         *window_traffic(timed),
-        *text_measures(texts, spread),
+        *written,
+        *composed_speedups(timed, written),
         *step_overlaps(folder / "locality.csv", spread),
         *layer_overlaps(folder / "overlap.csv"),
         *selection_traces(folder / "retrospection"),
@@ -88,7 +89,7 @@ def measures_table(
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(_INTEGERS, "Int64"))
 
 
-def _pooled_scores(cells: Cells, pools: Mapping[str, Sequence[str]], spread: Spread) -> Iterator[dict[str, Any]]:
+def _pooled_scores(cells: Cells, pools: Mapping[str, Sequence[str]], spread: Spread) -> Rows:
     """Yield the mean score over the tasks of each pool, ``score``, for every variant that has them all."""
     groups: dict[Cell, dict[str, Floats]] = defaultdict(dict)
     for cell, samples in cells.items():
@@ -102,7 +103,7 @@ def _pooled_scores(cells: Cells, pools: Mapping[str, Sequence[str]], spread: Spr
             yield _of_cell(cell) | mean._asdict() | {"measure": "score", "n": n, "unit": "points"}
 
 
-def _curves(cells: Cells, spread: Spread) -> Iterator[dict[str, Any]]:
+def _curves(cells: Cells, spread: Spread) -> Rows:
     """Yield scores along long answers (``score_along``) and losses along long texts (``loss_along``).
 
     A curve has at most ``STRETCHES`` points: each is the mean over a stretch of parts (questions, segments), ``at`` its
@@ -134,9 +135,7 @@ def _of_cell(cell: Cell) -> dict[str, Any]:
     return {name: value for name, value in cell._asdict().items() if name != "suite"} | {"source": "records"}
 
 
-def step_pairs(
-    records: Sequence[SpeedRecord], requests: Sequence[PairRequest], spread: Spread
-) -> Iterator[dict[str, Any]]:
+def step_pairs(records: Sequence[SpeedRecord], requests: Sequence[PairRequest], spread: Spread) -> Rows:
     """Yield ``times_as_fast`` and ``extra_ms`` of each requested pair at one place.
 
     Over its reference a variant's ratio is that of speed.csv; over another variant it is the quotient of both medians.
@@ -148,7 +147,7 @@ def step_pairs(
             yield from _pair(a, b, spread)
 
 
-def memory_bounds(records: Sequence[SpeedRecord]) -> Iterator[dict[str, Any]]:
+def memory_bounds(records: Sequence[SpeedRecord]) -> Rows:
     """Yield ``memory_bound``: bytes that a step of full attention must read, over those that the variant's must."""
     steps = [r for r in records if r.bench == _SAME_BATCH and r.stage == "step" and r.bytes_min]
     full = {_place(r): r.bytes_min for r in steps if r.method == REFERENCE_METHOD}
@@ -159,12 +158,12 @@ def memory_bounds(records: Sequence[SpeedRecord]) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def window_traffic(records: Sequence[SpeedRecord]) -> Iterator[dict[str, Any]]:
+def window_traffic(records: Sequence[SpeedRecord], at: int = 4096) -> Rows:
     """Yield ``traffic_over_quest`` of each window that was timed on a published shape, worked out and not measured.
 
-    Per cent that a step moves more than Quest's at ``AT_TOKENS`` tokens, by the paper's own count of elements a layer:
-    Quest's keys, values and page bounds, queries and outputs; three rows of queries and outputs, and keys and values
-    written anew, for each past token of the window.
+    Per cent that a step moves more than Quest's at so many tokens (LongGenBench half answered), by the paper's count of
+    elements a layer: Quest's keys, values and page bounds, queries and outputs; three rows of queries and outputs, and
+    keys and values written anew, for each past token of the window.
 
     Source: RetroAttention (arXiv 2508.09001), figure 5.
     """
@@ -172,12 +171,33 @@ def window_traffic(records: Sequence[SpeedRecord]) -> Iterator[dict[str, Any]]:
     timed = {(r.model, r.variant): {"window": 2, "page_size": 16} | r.params for r in windows}
     for (model, variant), params in timed.items():
         heads, kv_heads = (RAW_SHAPES[model][f"num_{kind}_heads"] for kind in ("attention", "key_value"))
-        quest = 2 * kv_heads * AT_TOKENS * (params["share"] + 1 / params["page_size"]) + 2 * heads
+        quest = 2 * kv_heads * at * (params["share"] + 1 / params["page_size"]) + 2 * heads
         yield {
-            "measure": "traffic_over_quest", "model": model, "variant": variant, "context": AT_TOKENS,
+            "measure": "traffic_over_quest", "model": model, "variant": variant, "context": at,
             "value": 100 * (params["window"] - 1) * (3 * heads + 2 * kv_heads) / quest, "unit": "percent",
             "source": "arithmetic",
         }  # fmt: skip
+
+
+def composed_speedups(records: Sequence[SpeedRecord], written: Sequence[Mapping[str, Any]]) -> Rows:
+    """Yield ``composed_speedup`` of published shapes: their speed over Full if they kept as many drafts as texts here.
+
+    Tokens a step over whole texts, times Full's step over a speculative one, each at the middle of the text by a line
+    through the contexts that were timed. The interval is of the texts.
+    """
+    steps = defaultdict[tuple[str, str], list[tuple[float, ...]]](list)
+    for r in records:
+        if r.stage == "speculative_step" and r.model in RAW_SHAPES and len(clean_ratios(r)):
+            us = float(np.median(clean_times(r)))
+            steps[r.model, r.variant].append((r.context, us, us * float(np.median(clean_ratios(r)))))
+    for text, ((model, variant), found) in product(written, steps.items()):
+        if (text["measure"], text["at"], text["variant"]) == ("tokens_per_step", text["length"], variant):
+            contexts, ours, full = np.array(found).T
+            middle = text["context"] + text["length"] / 2
+            a_step = [np.polyval(np.polyfit(contexts, us, 1), middle) for us in (full, ours)]
+            bounds = {name: text[name] * a_step[0] / a_step[1] for name in ("value", "low", "high")}
+            about = {"measure": "composed_speedup", "model": model, "over": REFERENCE_METHOD, "unit": "times"}
+            yield {**text, **bounds, **about}
 
 
 def _place(r: SpeedRecord) -> tuple[object, ...]:
@@ -198,7 +218,7 @@ def _row(r: SpeedRecord) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pair(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Iterator[dict[str, Any]]:
+def _pair(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Rows:
     times, ratios = [clean_times(r) for r in (a, b)], [clean_ratios(r) for r in (a, b)]
     row = _row(a) | {
         "over": b.variant, "over_setting": op_sizes_text(b.bench, b.params), "n": min(map(len, times)),
@@ -215,12 +235,7 @@ def _pair(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Iterator[dict[str, 
     yield compared("extra_ms", [each / 1000 for each in times], np.subtract) | {"unit": "ms"}
 
 
-def of_medians(compare: np.ufunc) -> Callable[..., Floats]:
-    """Return the statistic that compares the medians of two groups."""
-    return lambda ours, theirs, axis=-1: compare(np.median(ours, axis=axis), np.median(theirs, axis=axis))
-
-
-def step_overlaps(path: Path, spread: Spread) -> Iterator[dict[str, Any]]:
+def step_overlaps(path: Path, spread: Spread) -> Rows:
     """Yield the share of a step's blocks that the step before read too, by variant, and its lead over another's.
 
     Means over layers and heads; the unit is the text, and the training where a variant has several. ``misses`` counts
@@ -261,7 +276,7 @@ def _over_texts(means: pd.Series, spread: Spread, *variants: str) -> dict[str, A
     return {"n": len(values), **found._asdict()}
 
 
-def layer_overlaps(path: Path) -> Iterator[dict[str, Any]]:
+def layer_overlaps(path: Path) -> Rows:
     """Yield the lowest and highest overlap with the layer below, within the layer whose heads differ most.
 
     Args:
@@ -282,7 +297,7 @@ def layer_overlaps(path: Path) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def selection_traces(folder: Path) -> Iterator[dict[str, Any]]:
+def selection_traces(folder: Path) -> Rows:
     """Yield overlap of selections and effective budget by steps apart, as the run measured them.
 
     Args:
@@ -300,7 +315,7 @@ def selection_traces(folder: Path) -> Iterator[dict[str, Any]]:
         yield from found
 
 
-def head_losses(folder: Path) -> Iterator[dict[str, Any]]:
+def head_losses(folder: Path) -> Rows:
     """Yield the last training loss of each draft head, and how often its first guess is right.
 
     Args:
@@ -317,7 +332,7 @@ def head_losses(folder: Path) -> Iterator[dict[str, Any]]:
             yield row | about | {"measure": "head_right", "value": 100 * head["top1"]}
 
 
-def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Iterator[dict[str, Any]]:
+def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Rows:
     """Yield the measures of each variant's texts by sampler, prompt length, whole length and place in the text.
 
     A text is paired with the one that full attention wrote after the same prompt in the same job; ``speedup`` is the

@@ -220,20 +220,14 @@ def _memory(run: Run) -> Iterator[dict[str, Any]]:
         run.speed.bench.isin(["offload", "own_choices"]) & (run.speed.stage == "step") & run.speed.ratio.notna()
     ]
     for r in rows.pipe(each):
+        setting = "" if wording.missing(r.op_sizes) else r.op_sizes
         yield {
-            "title": run.title(r.variant),
-            "family": run.family(r.variant),
+            "title": run.title(r.variant), "family": run.family(r.variant), "batch": int(r.batch),
             "place": f"{_shape(r)}, {wording.tokens(r.context)} tokens",
-            "batch": int(r.batch),
             "budget": wording.budget(r.budget, r.budget_tokens),
-            "setting": ""
-            if wording.missing(r.op_sizes)
-            else wording.TITLES["hits"].get(r.op_sizes, r.op_sizes.removeprefix("hit_rate=")),
-            "rate": r.tokens_per_s,
-            "ratio": r.ratio,
-            "low": r.ratio_low,
-            "high": r.ratio_high,
-        }
+            "setting": wording.TITLES["hits"].get(setting, setting.removeprefix("hit_rate=")),
+            "rate": r.tokens_per_s, "ratio": r.ratio, "low": r.ratio_low, "high": r.ratio_high,
+        }  # fmt: skip
 
 
 def _shape(row: Any) -> str:
@@ -250,9 +244,6 @@ def _kernels(run: Run) -> Iterator[dict[str, Any]]:
         where = f"{wording.tokens(r.context)} tokens, " if r.context else ""
         yield {
             "place": f"{wording.kernel_title(r.method)}; {where}batch {int(r.batch)}",
-            "peer": wording.kernel_title(r.variant),
-            "us": r.median_us,
-            "ratio": r.ratio,
-            "share": r.fraction,
-            "own": r.variant.startswith("longdecode"),
-        }
+            "peer": wording.kernel_title(r.variant), "own": r.variant.startswith("longdecode"),
+            "us": r.median_us, "ratio": r.ratio, "share": r.fraction,
+        }  # fmt: skip

@@ -313,21 +313,14 @@ def claim_cells(site: Site, row: Any) -> dict[str, Any]:
     ours = f"{wording.number(row.like_for_like, unit, signed=signed)}{word}" if row.answered else ""
     best = "" if wording.missing(row.best) else f"{wording.number(row.best, unit, signed=signed)}{word}"
     return {
-        "paper": row.paper,
-        "name": site.papers[row.paper].name,
-        "claim": row.claim,
-        "anchor": row.anchor,
+        "paper": row.paper, "name": site.papers[row.paper].name, "claim": row.claim, "anchor": row.anchor,
         "published": f"{published}{word}" if any(map(str.isdigit, published)) else published,
-        "ours": ours,
-        "interval": wording.interval(row.low, row.high, unit) if ours else "",
-        "best": best,
-        "best_variant": _best_words(site.run(row.run), row.best_variant),
-        "verdict": row.verdict,
-        "style": wording.OUTCOMES.get(row.verdict, "none"),
+        "ours": ours, "interval": wording.interval(row.low, row.high, unit) if ours else "",
+        "best": best, "best_variant": _best_words(site.run(row.run), row.best_variant),
+        "verdict": row.verdict, "style": wording.OUTCOMES.get(row.verdict, "none"),
         "why": row.why if not wording.missing(row.why) else row.conditions if row.verdict == "not run" else "",
-        "conditions": row.conditions,
-        "source": row.source,
-    }
+        "conditions": row.conditions, "source": row.source,
+    }  # fmt: skip
 
 
 def _best_words(run: Run, text: object) -> str:

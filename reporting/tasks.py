@@ -253,6 +253,7 @@ def write_methods(site: Site) -> None:
             papers=papers,
             holds=_holds(site, method),
             speeds=_speeds(site, method),
+            texts=_texts(site, method),
             gates=_gates(site, method),
         )
 
@@ -291,18 +292,29 @@ def _speeds(site: Site, method: str) -> list[dict[str, Any]]:
         rows = run.steps[run.steps.method == method] if len(run.steps) else run.steps
         rows = rows[rows.context == rows.groupby("model").context.transform("max")] if len(rows) else rows
         for r in rows.pipe(each):
-            out.append(
-                {
-                    "title": run.title(r.variant),
-                    "place": f"{wording.model_title(r.model)}, {wording.tokens(r.context)} tokens; run {run.name}",
-                    "batch": int(r.batch),
-                    "budget": run.budget(r.variant, r.budget, r.budget_tokens),
-                    "ms": wording.number(r.median_us / 1000, "ms"),
-                    "ratio": wording.number(r.ratio, "times"),
-                    "interval": wording.interval(r.ratio_low, r.ratio_high, "times"),
-                    "share": "" if wording.missing(r.fraction) else f"{r.fraction:.0%}",
-                }
-            )
+            out.append({
+                "title": run.title(r.variant), "batch": int(r.batch),
+                "place": f"{wording.model_title(r.model)}, {wording.tokens(r.context)} tokens; run {run.name}",
+                "budget": run.budget(r.variant, r.budget, r.budget_tokens),
+                "ms": wording.number(r.median_us / 1000, "ms"), "ratio": wording.number(r.ratio, "times"),
+                "interval": wording.interval(r.ratio_low, r.ratio_high, "times"),
+                "share": "" if wording.missing(r.fraction) else f"{r.fraction:.0%}",
+            })  # fmt: skip
+    return out
+
+
+def _texts(site: Site, method: str) -> list[dict[str, Any]]:
+    """Return the speed over whole texts of the method's variants, where several texts give it an interval."""
+    out = []
+    for run in site.current:
+        rows = run.measures
+        rows = rows[(rows.measure == "speedup") & (rows["at"] == rows.length) & rows.low.notna()] if len(rows) else rows
+        for r in rows[rows.variant.map(run.methods) == method].pipe(each) if len(rows) else ():
+            out.append({
+                "title": run.title(r.variant), "model": wording.model_title(r.model), "n": int(r.n),
+                "tokens": f"{int(r.length):,}", "ratio": wording.number(r.value, "times"),
+                "interval": wording.interval(r.low, r.high, "times"),
+            })  # fmt: skip
     return out
 
 

@@ -28,6 +28,8 @@ _NUMBERS: Mapping[str, tuple[str, str, str, str]] = {
     "measures": ("value", "low", "high", "variant"),
 }
 """By table, the columns of number, bounds and variant."""
+_UNITS: Mapping[str, tuple[float, str]] = {"scope_accuracy": (100.0, "points"), "median_us": (0.001, "ms")}
+"""By other columns that are asked for, their scale and unit."""
 _TEXT = (
     "a b b_budget b_model budget label method model op_sizes over over_setting params revision sampler setting suite "
     "task text variant"
@@ -62,7 +64,7 @@ class Query(_Closed):
         relative: a difference in per cent of b's value; of comparisons alone.
         side: the score of a or b alone, which has no interval there; of comparisons alone.
         lost: what a loses to b, the difference with its sign turned; of comparisons alone.
-        column: the mean in another column, which has no interval; of the summary alone.
+        column: the number in another column, which has no interval: of the summary a mean, of speed a time.
     """
 
     table: TableName
@@ -148,7 +150,7 @@ def _found(query: Query, row: Mapping[str, Any]) -> Found:
     if query.lost:
         value, low, high = -value, -high, -low
     if query.column:
-        scale, unit = (100.0, "points") if query.column.endswith("accuracy") else (1.0, "questions")
+        scale, unit = _UNITS.get(query.column, (1.0, "questions"))
         value, low, high = scale * float(row[query.column]), math.nan, math.nan
     if query.side:
         value, low, high = float(row[f"{query.side}_value"]), math.nan, math.nan
@@ -203,7 +205,7 @@ class Ours(_Closed):
         values: by printed key, or ``column``, what a printed value means here; a value that is not listed has no row.
             Several keys that mean something together stand as ``"sampler, penalty"``.
         beyond_print: also where print's number was not found.
-        shown: by printed column, the column of the summary that stands there in place of its score.
+        shown: by printed column, the column of ours that stands there in place of the table's own.
     """
 
     query: Query

@@ -156,7 +156,9 @@ def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], co
     if query is None or found is None:
         return Cell(text, number, asked=query is not None)
     signed = query.table == "comparisons" and not query.side
-    bounds = wording.interval(found.low, found.high, found.unit) or (f"n = {found.n}" if found.n > 1 else "")
+    bounds = wording.interval(found.low, found.high, found.unit) or (
+        f"n = {found.n}" if found.n > 1 and not query.column else ""
+    )
     share = float(found.row.get("truncated") or 0.0)
     words = f"{share:.0%}" if cut and share >= _SHOWN_CUT else ""
     return Cell(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found, words, asked=True)
