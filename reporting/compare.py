@@ -112,17 +112,11 @@ def _rows(
         lost = [cells.get((context, variant, budget, *pair)) for pair in columns]
         if variant == REFERENCE or any(speeds) or any(lost):
             yield {
-                "id": row_anchor(run.name, model, context, variant, budget),
-                "title": run.title(variant),
-                "family": run.family(variant),
-                "method": run.methods[variant],
-                "context": int(context),
-                "budget": run.budget(variant, budget, row.budget_tokens),
-                "size": _size(row),
-                "reads": getattr(row, "kv_tokens_read", None),
-                "speeds": speeds,
-                "lost": lost,
-            }
+                "id": row_anchor(run.name, model, context, variant, budget), "title": run.title(variant),
+                "family": run.family(variant), "method": run.methods[variant], "context": int(context),
+                "budget": run.budget(variant, budget, row.budget_tokens), "size": _size(row),
+                "reads": getattr(row, "kv_tokens_read", None), "speeds": speeds, "lost": lost,
+            }  # fmt: skip
 
 
 def _size(row: Any) -> int:

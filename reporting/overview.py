@@ -10,6 +10,7 @@ import pandas as pd
 from longdecode.reporting import charts, tradeoff, wording
 from longdecode.reporting.runs import REFERENCE, Run, each, groups, top
 from longdecode.reporting.site import Page, Site
+from longdecode.reporting.tasks import text_speeds
 from longdecode.reporting.tradeoff import NEEDED, PLACE, Choice, choose, fastest
 
 _STATES = {
@@ -100,7 +101,8 @@ def view_title(part: pd.DataFrame, chosen: Choice) -> str:
         return f"{where}: no variant is faster than Full"
     if len(within):
         best = top(within, within.speed)
-        return f"{where}: {best.title} is {wording.number(best.speed, 'times')} times as fast as Full within the margin"
+        held = "within the margin" if chosen.state == "proven" else "within the margin of this task, if not of all"
+        return f"{where}: {best.title} is {wording.number(best.speed, 'times')} times as fast as Full {held}"
     if len(unclear):
         best = top(unclear, unclear.speed)
         open_one = f"{best.title} at {wording.times(best.speed)} times is open"
@@ -112,15 +114,10 @@ def task_line(row: Any) -> dict[str, Any]:
     """Return one task of a card: its loss with interval, verdict and prompts."""
     unit = tradeoff.loss_unit(row.unit)
     return {
-        "title": wording.task_title(row.suite, row.task),
-        "suite": row.suite,
-        "loss": wording.number(row.loss, unit),
-        "interval": wording.interval(row.loss_low, row.loss_high, unit),
-        "unit": unit,
-        "verdict": row.verdict,
-        "why": wording.REASONS.get(row.status, ""),
-        "n": int(row.n),
-    }
+        "title": wording.task_title(row.suite, row.task), "suite": row.suite, "n": int(row.n),
+        "loss": wording.number(row.loss, unit), "interval": wording.interval(row.loss_low, row.loss_high, unit),
+        "unit": unit, "verdict": row.verdict, "why": wording.REASONS.get(row.status, ""),
+    }  # fmt: skip
 
 
 def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
@@ -139,26 +136,21 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
     row = found.first
     others = [
         {
-            "title": part.title.iloc[0],
-            "budget": _size(part.iloc[0]),
+            "title": part.title.iloc[0], "budget": _size(part.iloc[0]),
             "speed": wording.number(part.speed.iloc[0], "times"),
             "worst": task_line(top(part, (part.loss / part.margin))),
             "row": row_anchor(place[0], place[1], place[2], part.variant.iloc[0], part.budget.iloc[0]),
         }
         for part in found.others
-    ]
+    ]  # fmt: skip
     return out | {
-        "others": others,
-        "front": _front_words(found.rows.front_share.dropna()),
-        "title": row.title,
-        "family": row.family,
-        "budget": _size(row),
-        "speed": wording.number(row.speed, "times"),
+        "others": others, "front": _front_words(found.rows.front_share.dropna()),
+        "title": row.title, "family": row.family, "budget": _size(row),
+        "method": site.run(place[0]).methods[row.variant], "speed": wording.number(row.speed, "times"),
         "speed_interval": wording.interval(row.speed_low, row.speed_high, "times"),
-        "method": site.run(place[0]).methods[row.variant],
         "tasks": [task_line(r) for r in found.rows.pipe(each)],
         "row": row_anchor(place[0], place[1], place[2], row.variant, row.budget),
-    }
+    }  # fmt: skip
 
 
 def _size(row: pd.Series) -> str:
@@ -188,6 +180,9 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
         *((f"{wording.tokens(longer)} tokens", part) for longer, part in groups(farther, "context")),
     ]
     yield from untimed_answers(site, rows[long])
+    for text in (text for method in site.methods for text in text_speeds(site, method)):
+        answer = f"{text['title']}: {text['ratio']}{wording.TIMES}, one text at a time; exact: the text is Full’s"
+        yield {"need": "Long answers", "place": f"{text['model']}, {text['tokens']} tokens written", "answer": answer}
     said: set[tuple[str, str]] = set()
     for need, part in asked:
         for _, mine in groups(part, ["run", "model"]):
@@ -237,8 +232,19 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
             if (run.name, model) not in known and model not in passed:
                 least = f"{run.title(nearest.variant)} loses {wording.number(nearest.loss, 'points')} points"
                 answer = f"Full: every variant is worse; the nearest, {least}" if nearest.verdict == "worse" else least
+                answer += "".join(_on_a_part(run, model, suite, set(part.variant)))
                 place = f"{wording.model_title(model)}, {wording.task_title(suite, task)}"
                 yield {"need": "Long answers", "place": place, "answer": answer}
+
+
+def _on_a_part(run: Run, model: str, suite: str, told: set[str]) -> Iterator[str]:
+    """Yield a sentence on each variant that is worse on none of the tasks that it ran, of which some are missing."""
+    tasks = set(run.summary[(run.summary.suite == suite) & (run.summary.task != "all")].task)
+    rows = run.losses[(run.losses.model == model) & run.losses.task.isin(tasks) & ~run.losses.variant.isin(told)]
+    for variant, part in groups(rows, "variant"):
+        if not part.verdict.isin(["worse"]).any():
+            word = "within the margin" if (part.verdict == "within").all() else "cannot tell, no loss is proven"
+            yield f". {run.title(variant)} on {len(part)} of {len(tasks)} tasks: {word}"
 
 
 def findings(site: Site) -> Iterator[dict[str, str]]:

@@ -200,7 +200,7 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
     task = wording.task_title(suite, rows.task.iloc[0])
     place = f"{task}; {wording.model_title(rows.model.iloc[0])}, {wording.tokens(rows.context.iloc[0])} tokens"
     title = (
-        f"With {words}, {count} within the margin over the whole answer"
+        f"{wording.model_title(rows.model.iloc[0])} with {words}: {count} within the margin over the whole answer"
         if len(mine)
         else f"Scores along the answer with {words}"
     )
@@ -253,7 +253,7 @@ def write_methods(site: Site) -> None:
             papers=papers,
             holds=_holds(site, method),
             speeds=_speeds(site, method),
-            texts=_texts(site, method),
+            texts=text_speeds(site, method),
             gates=_gates(site, method),
         )
 
@@ -269,24 +269,17 @@ def _holds(site: Site, method: str) -> list[dict[str, Any]]:
                 if r.state == "holds"
                 else {"open": "cannot tell", "fails": "none, all worse"}[r.state]
             )
-            out.append(
-                {
-                    "task": wording.task_title(r.suite, r.task),
-                    "suite": r.suite,
-                    "model": wording.model_title(r.model)
-                    + (f", {run.title(r.variant)}" if r.variant != method else "")
-                    + f"; run {run.name}",
-                    "context": wording.tokens(r.context),
-                    "words": words,
-                    "state": r.state,
-                    "n": r.n,
-                }
-            )
+            apart = f", {run.title(r.variant)}" if r.variant != method else ""
+            out.append({
+                "task": wording.task_title(r.suite, r.task), "suite": r.suite, "words": words, "state": r.state,
+                "model": f"{wording.model_title(r.model)}{apart}; run {run.name}", "n": r.n,
+                "context": wording.tokens(r.context),
+            })  # fmt: skip
     return out
 
 
 def _speeds(site: Site, method: str) -> list[dict[str, Any]]:
-    """Return the timed steps of the method's variants at the longest context of each model."""
+    """Return the timed steps of the method's variants at each model's longest context; of small models if need be."""
     out = []
     for run in site.current:
         rows = run.steps[run.steps.method == method] if len(run.steps) else run.steps
@@ -299,17 +292,19 @@ def _speeds(site: Site, method: str) -> list[dict[str, Any]]:
                 "ms": wording.number(r.median_us / 1000, "ms"), "ratio": wording.number(r.ratio, "times"),
                 "interval": wording.interval(r.ratio_low, r.ratio_high, "times"),
                 "share": "" if wording.missing(r.fraction) else f"{r.fraction:.0%}",
+                "small": r.model in wording.TITLES["small"],
             })  # fmt: skip
-    return out
+    return [timed for timed in out if not timed["small"]] or out
 
 
-def _texts(site: Site, method: str) -> list[dict[str, Any]]:
+def text_speeds(site: Site, method: str) -> list[dict[str, Any]]:
     """Return the speed over whole texts of the method's variants, where several texts give it an interval."""
     out = []
     for run in site.current:
         rows = run.measures
         rows = rows[(rows.measure == "speedup") & (rows["at"] == rows.length) & rows.low.notna()] if len(rows) else rows
-        for r in rows[rows.variant.map(run.methods) == method].pipe(each) if len(rows) else ():
+        rows = rows[rows.variant.map(run.methods) == method] if len(rows) and method != REFERENCE else rows[:0]
+        for r in rows.pipe(each):
             out.append({
                 "title": run.title(r.variant), "model": wording.model_title(r.model), "n": int(r.n),
                 "tokens": f"{int(r.length):,}", "ratio": wording.number(r.value, "times"),

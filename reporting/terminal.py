@@ -122,7 +122,19 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
             raise ConfigError(f"{told}; `longdecode run --methods {name}` measures a method")
     if context is not None:
         pairs, steps = (table[table["context"] == context] if len(table) else table for table in (pairs, steps))
+    for name in (a, b):
+        pairs = _with_kin(pairs, name)
     return _quality(pairs, a, b), _speed(steps, a, b)
+
+
+def _with_kin(pairs: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Let a run's variant by summed scores stand for a name that the run has no pair of; its rows say so."""
+    kin, sides = f"{name}_sum", ["a", "b"]
+    for run, rows in pairs.groupby("run") if len(pairs) else ():
+        if not rows[sides].isin([name]).any(axis=None) and rows[sides].isin([kin]).any(axis=None):
+            pairs.loc[rows.index, sides] = rows[sides].replace(kin, name)
+            pairs.loc[rows.index, "run"] = f"{run} ({name}: {kin})"
+    return pairs
 
 
 def _tables(folders: list[Path], name: str) -> pd.DataFrame:
