@@ -231,7 +231,7 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
             nearest = top(part, -part.loss)
             if (run.name, model) not in known and model not in passed:
                 least = f"{run.title(nearest.variant)} loses {wording.number(nearest.loss, 'points')} points"
-                answer = f"Full: every variant is worse; the nearest, {least}" if nearest.verdict == "worse" else least
+                answer = f"Full: all that ran it whole lose; nearest, {least}" if nearest.verdict == "worse" else least
                 answer += "".join(_on_a_part(run, model, suite, set(part.variant)))
                 place = f"{wording.model_title(model)}, {wording.task_title(suite, task)}"
                 yield {"need": "Long answers", "place": place, "answer": answer}
