@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,13 @@ from longdecode.reporting.papers.declaration import DeclarationError, Ours, Prin
 
 FOLDER = Path(__file__).parents[2] / "reporting" / "papers"
 PAPERS = load_declarations(FOLDER)
+LYCHEE = PAPERS["lychee"]
+EACH = pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
 
 
 def test_averages_of_complete_rows_are_those_in_print() -> None:
     """Means of the eight tasks, worked out anew; also a check that no task was typed wrong."""
-    table = PAPERS["lychee"].tables["longbench"]
+    table = LYCHEE.tables["longbench"]
     tasks = [name for name in table.columns if name != "avg"]
     whole = [row for row in table.rows if all(row.get(task) is not None for task in tasks)]
     assert len(whole) == 6
@@ -23,8 +26,8 @@ def test_averages_of_complete_rows_are_those_in_print() -> None:
         assert sum(row[task] for task in tasks) / 8 == pytest.approx(row["avg"], abs=0.0101), row
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_queries_name_columns_that_tables_have(name: str) -> None:
+@EACH
+def test_queries_name_columns_that_tables_have(paper: Any) -> None:
     """A misspelt column would leave every cell grey."""
     from longdecode.analysis import cells, comparisons, measures
 
@@ -32,11 +35,11 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
         "summary": cells.COLUMNS, "speed": {*cells.SPEED_COLUMNS, "variant", "method"},
         "comparisons": comparisons.COLUMNS, "measures": measures.COLUMNS,
     }  # fmt: skip
-    paper, asked = PAPERS[name], list[Query]()
+    asked = list[Query]()
     for table in paper.tables.values():
         if table.ours:
             found = [table.ours.query_of(row, column) for row in table.rows for column in table.columns]
-            assert any(found), f"{name}: no printed number of the table has a query"
+            assert any(found), f"{paper.name}: no printed number of the table has a query"
             asked += [query for query in found if query]
     asked += [query for claim in paper.claims for query in (claim.like, claim.best, claim.bound) if query]
     asked += [claim.instead.query for claim in paper.claims if claim.instead]
@@ -46,16 +49,14 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
 
 
 def test_numbers_are_worded_as_in_print() -> None:
-    paper = PAPERS["lychee"]
-    printed = printed_of(paper, paper.claims[3])
+    printed = printed_of(LYCHEE, LYCHEE.claims[3])
     assert (printed.text, printed.mark, printed.number) == ("up to 7.0", "summary 1; summary 2; summary 3", 7.0)
-    longbench = paper.tables["longbench"]
+    longbench = LYCHEE.tables["longbench"]
     assert longbench.text(longbench.rows[3], "narrativeqa") == ""  # not found in print
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_rows_have_their_keys_once_known_columns_and_explained_marks(name: str) -> None:
-    paper = PAPERS[name]
+@EACH
+def test_rows_have_their_keys_once_known_columns_and_explained_marks(paper: Any) -> None:
     for table in paper.tables.values():
         places = [tuple(row[key] for key in table.keys) for row in table.rows]
         assert len(set(places)) == len(places), places
@@ -70,18 +71,15 @@ def test_rows_have_their_keys_once_known_columns_and_explained_marks(name: str) 
             assert named <= {*table.keys, "column"}, named
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_claims_have_a_number_in_print_conditions_and_a_reason(name: str) -> None:
-    paper = PAPERS[name]
+@EACH
+def test_claims_have_a_number_in_print_conditions_and_a_reason(paper: Any) -> None:
     for claim in paper.claims:
         printed = printed_of(paper, claim)
-        assert printed.text and printed.mark
-        assert claim.conditions and claim.why and claim.run, claim.claim
+        assert all((printed.text, printed.mark, claim.conditions, claim.why, claim.run)), claim.claim
 
 
 def test_differences_of_printed_numbers_are_taken_and_shown_as_such() -> None:
-    paper = PAPERS["lychee"]
-    printed = {claim.claim: printed_of(paper, claim) for claim in paper.claims}
+    printed = {claim.claim: printed_of(LYCHEE, claim) for claim in LYCHEE.claims}
     gain = printed["LongBench over full attention at 4,096 tokens, Llama-3"]
     assert (gain.text, gain.mark) == ("+0.74", "summary 1: 33.07 \u2212 32.33") and gain.number == pytest.approx(0.74)
     words = printed["Ratio is the best of the four selection strategies at equal sparsity"]
@@ -90,10 +88,9 @@ def test_differences_of_printed_numbers_are_taken_and_shown_as_such() -> None:
 
 
 def test_a_claim_without_a_number_in_print_is_refused() -> None:
-    paper = PAPERS["lychee"]
-    claim = paper.claims[0].model_copy(update={"published": {**paper.claims[0].published, "context": 7}})
+    claim = LYCHEE.claims[0].model_copy(update={"published": {**LYCHEE.claims[0].published, "context": 7}})
     with pytest.raises(DeclarationError, match="names 0 rows"):
-        printed_of(paper, claim)
+        printed_of(LYCHEE, claim)
 
 
 @pytest.mark.parametrize(("text", "said"), [("claims: [", "while parsing"), ("claims: []", "summary")])
