@@ -37,12 +37,10 @@ def test_there_are_few_keys_and_the_readme_explains_each() -> None:
     assert 70 < len(keys) <= MOST
     words = set(re.findall(r"`\{?([a-z_]+)", (ROOT / "config" / "README.md").read_text(encoding="utf-8")))
     words |= set(re.findall(r"[{ ]([a-z_]+)[:,}]", (ROOT / "config" / "README.md").read_text(encoding="utf-8")))
-    missing = {key for key in keys if key.rpartition(".")[2] not in words}
-    assert not missing
+    assert not {key for key in keys if key.rpartition(".")[2] not in words}
 
 
 def test_each_key_is_set_by_some_configuration() -> None:
     files = [path for path in (ROOT / "config").rglob("*.yaml") if path.name != "sizes.yaml"]
     used = {name for path in files for name in names(yaml.safe_load(path.read_text(encoding="utf-8")))}
-    unused = {key.rpartition(".")[2] for key in config_keys()} - used - SET_BY_USERS
-    assert not unused
+    assert not {key.rpartition(".")[2] for key in config_keys()} - used - SET_BY_USERS
