@@ -181,7 +181,7 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
     ]
     yield from untimed_answers(site, rows[long])
     for text in (text for method in site.methods for text in text_speeds(site, method)):
-        answer = f"{text['title']}: {text['ratio']}{wording.TIMES}, one text at a time; exact: Full’s text but for rounding"
+        answer = f"{text['title']}: {text['ratio']}{wording.TIMES}, one text at a time, Full’s but for rounding"
         yield {"need": "Long answers", "place": f"{text['model']}, {text['tokens']} tokens written", "answer": answer}
     said: set[tuple[str, str]] = set()
     for need, part in asked:
