@@ -58,6 +58,11 @@ class Cost:
     downloads: dict[str, float] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
+    @property
+    def from_hub(self) -> list[str]:
+        """Downloads that come from the hub; models that are built here come from PyPI."""
+        return [name for name in self.downloads if built_model(name) is None]
+
 
 def step_seconds(read_bytes: float, weight_share: float) -> float:
     """Return the seconds of one decoding step on the measured device.
@@ -129,11 +134,11 @@ def cost_of(run: RunConfig) -> Cost:
     largest = max((size.weights for model in run.models.values() if (size := size_of(model.path))), default=16.1e9)
     cost.gpu_hours += largest / 16.1e9 * sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
     for model in run.models.values():
-        size, here = size_of(model.path), built_model(model.path) or Path(model.path).expanduser().is_dir()
+        size, here = size_of(model.path), folder_here(model.path).is_dir()
         if size is None and model.path not in (f"{fork}/model" for fork in plan.forks.values()):
             cost.missing.append(f"the size of {model.path} is not known: hours and memory leave it out")
         if size and not here:
-            cost.downloads[model.path] = size.weights
+            cost.downloads[model.path] = SIZES["checkpoints"].get(model.path, {}).get("download", size.weights)
     cost.missing += faults(run, plan.made)
     for name, place in run.data.items():
         if place is not None and not data_fault(name, place) and not place.expanduser().exists():

@@ -65,7 +65,7 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     run = checked(merged(read_yaml(path), changes), [path], changes, check_fairness=target != "tune")
     results, page = Path("results") / run.profile, Path("reports") / run.profile / "index.html"
     console.print(*planned([run]), sep="\n")
-    refusal = reached() if (wanted := cost_of(run).downloads) else ""
+    refusal = reached() if (wanted := cost_of(run).from_hub) else ""
     if refusal:
         console.print(f"missing: {refusal}: {', '.join(wanted)} from earlier downloads, or not at all")
     for folder in (results, *[page.parent] * (target == "all")):
