@@ -72,6 +72,15 @@ class AttentionMethod(ABC):
     """Knobs that act on the prompt or between steps: a drafter, which does single steps, has no use for them."""
     used_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Knobs that have an effect only beside values of others: by knob, the others and the value that each needs."""
+    correction: Correction | None = None
+    """Repair of the cache that the generation makes every few steps; none by default.
+
+    A rewrite changes stored keys: a method that keeps anything computed from them updates it in ``after_rewrite``.
+    """
+    window: int = 1
+    """Tokens that a decode step runs: the newest, and those before it that are run again."""
+    draft: Speculation | None = None
+    """The drafter whose tokens this method verifies; none by default."""
 
     def __init__(self, params: Any, config: ModelConfig):
         self.params = params
@@ -111,24 +120,6 @@ class AttentionMethod(ABC):
 
         Layers and heads may differ. Over all that the budget governs, the mean is the declared budget at most.
         """
-        return None
-
-    @property
-    def correction(self) -> Correction | None:
-        """Return what the generation does to the cache every few steps; the default is nothing.
-
-        A rewrite changes stored keys: a method that keeps anything computed from them updates it in ``after_rewrite``.
-        """
-        return None
-
-    @property
-    def window(self) -> int:
-        """Return how many tokens a decode step runs: the newest, and those before it that are run again."""
-        return 1
-
-    @property
-    def draft(self) -> Speculation | None:
-        """Return who drafts tokens for this method to verify; the default is nobody."""
         return None
 
     def refuse_context(self, context_tokens: int) -> None:  # noqa: B027 (optional hook)

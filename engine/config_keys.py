@@ -130,8 +130,7 @@ def _windows(raw: Mapping[str, Any], family: str, source: str) -> list[str]:
     given, whatever the switch says.
     """
     reasons = []
-    types = raw.get("layer_types")
-    if not isinstance(types, list | None):
+    if not isinstance(types := raw.get("layer_types"), list | None):
         raise CheckpointError(f"{source}: layer_types is {shown(types)}, expected a list of one entry a layer")
     if others := sorted({repr(kind) for kind in types or ()} - {"'full_attention'"}):
         kind = "sliding-window attention: " if "'sliding_attention'" in others else ""

@@ -317,18 +317,14 @@ def _max_positions(trained: int, rope: Mapping[str, Any], source: str) -> int:
 
 
 def _positive_int(raw: Mapping[str, Any], key: str, source: str, default: int | None = None) -> int:
-    value = raw.get(key)
-    if value is None and default is not None:
-        return default
+    value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST[key]:
         raise CheckpointError(f"{source}: {key} is {shown(value)}, expected a positive integer up to {_MOST[key]:,}")
     return value
 
 
 def _positive(raw: Mapping[str, Any], key: str, source: str, default: float | None = None) -> float:
-    value = raw.get(key)
-    if value is None and default is not None:
-        return default
+    value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise CheckpointError(f"{source}: {key} is {shown(value)}, expected a positive number")
     return float(value)

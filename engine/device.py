@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,19 +58,6 @@ def device_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def sm_clock_mhz(device: torch.device) -> int | None:
-    """The GPU's present SM clock in MHz; ``None`` on a CPU or where nvidia-smi is absent or does not say."""
-    if device.type != "cuda" or shutil.which("nvidia-smi") is None:
-        return None
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    command = ["nvidia-smi", f"--id={uuid}", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        return int(answer.strip())
-    except (subprocess.SubprocessError, OSError, ValueError):
-        return None
 
 
 _THROTTLE_REASONS = {
@@ -146,6 +131,14 @@ class NvmlMonitor:
     def _processes(self) -> frozenset[int]:
         found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         return frozenset(int(process.pid) for process in found)
+
+
+def sm_clock_mhz(device: torch.device) -> int | None:
+    """The GPU's present SM clock in MHz; ``None`` on a CPU or where NVML is absent or does not say."""
+    try:
+        return NvmlMonitor(device).read().sm_clock_mhz if device.type == "cuda" else None
+    except MonitorError:
+        return None
 
 
 def _own_ids(before: frozenset[int], after: frozenset[int]) -> frozenset[int]:

@@ -85,7 +85,8 @@ def lease_gpu(
                 with ExitStack() as held:
                     try:
                         for place in taken:
-                            held.enter_context(FileLock(folder / _lock_name(names[index], place), shared=True))
+                            file = f"gpu-{names[index]}{f'.{place}' if place else ''}.lock"
+                            held.enter_context(FileLock(folder / file, shared=True))
                     except LockHeldError as error:
                         holders.append(f"cuda:{index} by {error.holder}")
                         continue
@@ -102,10 +103,6 @@ def lease_gpu(
 def _current(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU the current one: Triton launches on it, and graphs are replayed on its stream."""
     return torch.cuda.device(device) if torch.cuda.is_available() else nullcontext()
-
-
-def _lock_name(uuid: str, place: int) -> str:
-    return f"gpu-{uuid}{f'.{place}' if place else ''}.lock"
 
 
 def _open_to_all(folder: Path) -> None:

@@ -122,8 +122,7 @@ def _pinned(nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     region = torch.empty(nbytes, dtype=torch.uint8)
     runtime = torch.cuda.cudart()
-    status = int(runtime.cudaHostRegister(region.data_ptr(), nbytes, 1))
-    if status:
+    if status := int(runtime.cudaHostRegister(region.data_ptr(), nbytes, 1)):
         raise RuntimeError(f"cudaHostRegister returned {status}")
     # At exit the driver does it.
     weakref.finalize(region, runtime.cudaHostUnregister, region.data_ptr()).atexit = False

@@ -86,8 +86,7 @@ class PluginRoom:
             return importlib.import_module(f"{self.package}.{name}.{file}")
         path = folder / f"{file}.py"
         qualified = f"{self.package.replace('.', '_')}_extra.{name}.{file}"
-        loaded = sys.modules.get(qualified)
-        if loaded is not None and loaded.__file__ == str(path):
+        if (loaded := sys.modules.get(qualified)) is not None and loaded.__file__ == str(path):
             return loaded
         spec = importlib.util.spec_from_file_location(qualified, path)
         if spec is None or spec.loader is None:

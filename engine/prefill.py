@@ -122,7 +122,11 @@ class PrefillState:
         if heads.q_norm is not None and heads.k_norm is not None:
             q, k = rms_norm(q, heads.q_norm, heads.eps), rms_norm(k, heads.k_norm, heads.eps)
         q, k = apply_rope(q, k, heads.cos, heads.sin)
-        keys, values = self._layer_kv(layer)
+        if isinstance(self.cache, DenseCache):
+            keys, values = self.cache.keys(layer), self.cache.values(layer)
+        else:
+            assert self._scratch is not None
+            keys, values = self._scratch
         rows, start, stop = piece.rows, piece.columns.start, piece.columns.stop
         keys[rows, :, start:stop] = k
         values[rows, :, start:stop] = heads.v
@@ -153,20 +157,3 @@ class PrefillState:
                     last[row] = residual[at], delta[at]
         residuals, deltas = zip(*(last[row] for row in range(len(self.lengths))), strict=True)
         return torch.stack(residuals)[:, None], torch.stack(deltas)[:, None]
-
-    def _layer_kv(self, layer: int) -> tuple[Tensor, Tensor]:
-        if isinstance(self.cache, DenseCache):
-            return self.cache.keys(layer), self.cache.values(layer)
-        assert self._scratch is not None
-        return self._scratch
-
-
-class WholePrompt(PrefillState):
-    """A prefill that gives back every token's state, not the last one's alone; all rows are equally long."""
-
-    def outputs(self, streams: list[Stream], pieces: tuple[Piece, ...]) -> Stream:
-        """Return the sum of residual and delta of all tokens, ``[B, T, H]``."""
-        groups: dict[int, list[Tensor]] = {}
-        for (residual, delta), piece in zip(streams, pieces, strict=True):
-            groups.setdefault(piece.rows.start, []).append(residual if delta is None else residual + delta)
-        return torch.cat([torch.cat(columns, dim=1) for columns in groups.values()]), None

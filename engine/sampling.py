@@ -36,15 +36,14 @@ class Sampling:
     min_tokens: int = 1
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(f"temperature is {self.temperature}, expected a finite number of 0 or more")
+        for name, least in (("temperature", 0), ("penalty", 1)):
+            if not least <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected a finite number of {least} or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}, expected a number over 0 and at most 1")
         for name in ("min_p", "eta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected a number from 0 to 1")
-        if not (math.isfinite(self.penalty) and self.penalty >= 1):
-            raise ConfigError(f"penalty is {self.penalty}, expected a finite number of 1 or more")
         for name in ("penalty_window", "min_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 1 token or more")

@@ -76,29 +76,20 @@ class SelfDrafter(Proposer):
         self, decoder: Decoder, sequences: Sequences, verifier: DecodeState, method: AttentionMethod,
         state: DecodeState, tree: DraftTree, branches: int = 1,
     ):  # fmt: skip
-        self.decoder, self.sequences, self.verifier, self.method, self.state = (
-            decoder, sequences, verifier, method, state,
-        )  # fmt: skip
-        self.tree, self.branches = tree, branches
+        self.decoder, self.sequences, self.verifier = decoder, sequences, verifier
+        self.method, self.state, self.tree, self.branches = method, state, tree, branches
         self.states = (state,)
-        self.saved: list[Undo] = []
-
-    @property
-    def shares_cache(self) -> bool:
-        """Return true where the drafter decodes in the verifier's cache."""
-        return self.state.cache is self.verifier.cache
-
-    @property
-    def takes_over(self) -> bool:
-        """Return true where the drafter's own cache takes the verified keys and values."""
-        return not self.shares_cache and self.state.cache.takes_over(self.tree.depth + 1)
+        self.shares_cache = state.cache is verifier.cache
+        """The drafter decodes in the verifier's cache."""
+        self.takes_over = not self.shares_cache and state.cache.takes_over(tree.depth + 1)
+        """The drafter's own cache takes the verified keys and values."""
 
     def propose(self) -> Tensor:
         """See ``Proposer.propose``."""
         state, sequences = self.state, self.sequences
         state.active.copy_(self.verifier.active)
         token, drafts, nodes = sequences.tokens, list[Tensor](), list[Tensor]()
-        self.saved = []
+        self.saved: list[Undo] = []
         for ahead in range(self.tree.depth + (not self.shares_cache and not self.takes_over)):
             if not self.shares_cache:
                 self.saved.append(state.cache.before_step())

@@ -86,7 +86,7 @@ class Sequences:
             ``[B, T]`` int64.
         """
         width = logits.shape[1]
-        return self._best(logits, 1, self._index(width, ahead), self._history(width, drafts, ahead))[..., 0]
+        return self._best(logits, 1, self._index(width, ahead), self.history(drafts, ahead, width))[..., 0]
 
     def choose_in_tree(self, placed: PlacedTree, nodes: Tensor, logits: Tensor) -> Tensor:
         """Choose the token that follows each row of a block, ``[B, T]`` int64.
@@ -118,7 +118,7 @@ class Sequences:
         Returns:
             ``[B, count]`` int64.
         """
-        return self._best(logits.float(), count, self._index(1, ahead), self._history(1, drafts, ahead))[:, 0]
+        return self._best(logits.float(), count, self._index(1, ahead), self.history(drafts, ahead))[:, 0]
 
     def rank(self, logits: Tensor, count: int, *, noisy: bool, penalised_rows: int | None = None) -> Tensor:
         """Return the tokens that rank first at the next places, best first, ``[B, T, count]`` int64.
@@ -142,12 +142,23 @@ class Sequences:
             best = draw(flat, count, DrawRule(penalty=self.sampling.penalty), None, history)
         return best.view(batch, width, count)
 
-    def history(self, drafts: Tensor | None = None, ahead: int | Tensor = 0) -> Tensor | None:
-        """Return the tokens before the next draw, ``[B, W]``, or before that after the first ``ahead`` of ``drafts``.
+    def history(self, drafts: Tensor | None = None, ahead: int | Tensor = 0, width: int = 1) -> Tensor | None:
+        """Return the tokens before each of the next ``width`` draws, ``[B * width, W]``, or after ``ahead`` ``drafts``.
 
         ``None`` where the sampling depends on none.
         """
-        return self._history(1, drafts, ahead)
+        if not self.history_tokens:
+            return None
+        places = self.window
+        window = self.text.gather(1, self.counts[:, None] + places)
+        if drafts is not None:
+            window = torch.cat((window, drafts), dim=1)
+        if isinstance(ahead, int):
+            rows = window.unfold(1, self.history_tokens, 1)[:, ahead : ahead + width]
+        else:
+            first = ahead[:, None] + torch.arange(width, device=ahead.device)
+            rows = window.gather(1, (first[..., None] + places).flatten(1))
+        return rows.reshape(-1, self.history_tokens)
 
     def history_of(self, placed: PlacedTree, tokens: Tensor) -> Tensor | None:
         """Return the tokens before the draw after each row of a tree, ``[B * T, W]``; ``tokens`` ``[B, T]``."""
@@ -216,21 +227,6 @@ class Sequences:
             return self.counts[:, None]
         first = self.counts + ahead
         return first[:, None] + torch.arange(width, device=self.counts.device)
-
-    def _history(self, width: int, drafts: Tensor | None, ahead: int | Tensor) -> Tensor | None:
-        """The tokens before each draw, ``[B * T, W]``, where the sampling depends on them."""
-        if not self.history_tokens:
-            return None
-        places = self.window
-        window = self.text.gather(1, self.counts[:, None] + places)
-        if drafts is not None:
-            window = torch.cat((window, drafts), dim=1)
-        if isinstance(ahead, int):
-            rows = window.unfold(1, self.history_tokens, 1)[:, ahead : ahead + width]
-        else:
-            first = ahead[:, None] + torch.arange(width, device=ahead.device)
-            rows = window.gather(1, (first[..., None] + places).flatten(1))
-        return rows.reshape(-1, self.history_tokens)
 
 
 class Alternatives:

@@ -37,7 +37,6 @@ T = TypeVar("T")
 
 PARALLEL_METHODS = ("duo", "full", "lychee", "quest", "retro", "snapkv", "streaming")
 """Methods in which no KV head depends on another, so that ranks need not agree on what is read."""
-_DENSE = DenseAttention.name
 _SPLIT_AXES = {
     "q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 0, "up_proj": 0, "lm_head": 0, "o_proj": 1, "down_proj": 1,
 }  # fmt: skip
@@ -89,7 +88,7 @@ def refuse_method(name: str) -> None:
     Raises:
         UnsupportedCellError: as said.
     """
-    if name not in (*PARALLEL_METHODS, _DENSE):
+    if name not in (*PARALLEL_METHODS, DenseAttention.name):
         raise UnsupportedCellError(
             f"{name} does not run over several GPUs; methods that do: {', '.join(PARALLEL_METHODS)}"
         )

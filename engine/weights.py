@@ -129,8 +129,7 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if index.exists() or index.is_symlink():
         files = sorted({folder / name for name in _weight_map(index).values()})
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
+        if missing := [file.name for file in files if not file.is_file()]:
             raise CheckpointError(f"{index} names files that are not there: {', '.join(missing)}")
         whole = folder / "model.safetensors"
         if whole in present and whole not in files:
@@ -272,8 +271,7 @@ class _Reader:
 
     def refuse_unread(self) -> None:
         """A tensor nobody asked for is arithmetic left out: refuse it rather than compute another model."""
-        if self.unread:
-            names = sorted(self.unread)
+        if names := sorted(self.unread):
             raise CheckpointError(f"{self.folder}: {len(names)} tensors fit no part of the model: {names[:5]}")
 
 

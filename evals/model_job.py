@@ -54,7 +54,7 @@ class ModelJob:
 
     @cached_property
     def clock_mhz(self) -> int | None:
-        """The GPU's clock when the job began; asking for it starts a process, so it is asked for once."""
+        """The GPU's clock when the job began; asked for once."""
         return sm_clock_mhz(self.device)
 
     def build(self, variant: str, budget_tokens: int | None, context: int = 0) -> AttentionMethod:

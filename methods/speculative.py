@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, Self
 
 from longdecode.engine.attention import AttentionMethod, Traffic
@@ -16,10 +15,8 @@ from longdecode.methods.budgeted import BudgetedMethod, build_params
 class Drafting(AttentionMethod):
     """A method that reads everything in every step and drafts by ``draft``."""
 
-    @property
-    @abstractmethod
-    def draft(self) -> Speculation:
-        """Return what drafts, and the rule of acceptance."""
+    draft: Speculation
+    """The drafter, and the rule of acceptance."""
 
     def dense_heads(self) -> tuple[frozenset[int], ...]:
         """Return all heads: what verifies reads everything."""

@@ -152,19 +152,14 @@ def byte_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model.embed_tokens.weight": torch.randn(257, 32, generator=generator),
         "model.norm.weight": torch.ones(32),
     }
+    sizes = {
+        "self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32),
+        "self_attn.o_proj": (32, 32), "mlp.gate_proj": (48, 32), "mlp.up_proj": (48, 32), "mlp.down_proj": (32, 48),
+    }  # fmt: skip
     for layer in range(2):
         name = f"model.layers.{layer}"
-        tensors |= {
-            f"{name}.input_layernorm.weight": torch.ones(32),
-            f"{name}.post_attention_layernorm.weight": torch.ones(32),
-            f"{name}.self_attn.q_proj.weight": matrix(32, 32),
-            f"{name}.self_attn.k_proj.weight": matrix(16, 32),
-            f"{name}.self_attn.v_proj.weight": matrix(16, 32),
-            f"{name}.self_attn.o_proj.weight": matrix(32, 32),
-            f"{name}.mlp.gate_proj.weight": matrix(48, 32),
-            f"{name}.mlp.up_proj.weight": matrix(48, 32),
-            f"{name}.mlp.down_proj.weight": matrix(32, 48),
-        }
+        tensors |= {f"{name}.{norm}_layernorm.weight": torch.ones(32) for norm in ("input", "post_attention")}
+        tensors |= {f"{name}.{part}.weight": matrix(*size) for part, size in sizes.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(TINY["bytes"]))
     byte_tokenizer().save(str(folder / "tokenizer.json"))

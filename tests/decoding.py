@@ -14,7 +14,7 @@ from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.correction import Correction
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.generation import Completion
+from longdecode.engine.generation import Completion, Generator, Request
 from longdecode.engine.kv_cache import CacheShape, DenseCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Prompt
@@ -110,6 +110,14 @@ def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
         assert results([replace(left, forced_logprobs=())]) == results([replace(right, forced_logprobs=())])
 
 
+def writes_as_full(generator: Generator, requests: list[Request], method: AttentionMethod) -> list[Completion]:
+    """Run a method whose texts must be those of dense attention."""
+    want = generator.run(requests, get_method("full").from_budget(None, generator.decoder.config))
+    got = generator.run(requests, method)
+    assert [c.output_ids for c in got] == [c.output_ids for c in want]
+    return got
+
+
 WINDOW = 3
 
 
@@ -131,9 +139,9 @@ class Window(AttentionMethod):
     def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> Window:
         return cls(WindowParams(**overrides), config)
 
-    @property
-    def correction(self) -> Correction | None:
-        return self.params.correction
+    def __init__(self, params: WindowParams, config: ModelConfig):
+        super().__init__(params, config)
+        self.correction = params.correction
 
     def dense_layers(self) -> frozenset[int]:
         return frozenset({0})

@@ -101,6 +101,8 @@ class Lychee(StoringMethod):
         heads = params.retrieval_heads
         if heads is None and not params.roles.endswith(".json"):
             heads = default_retrieval_heads(config.num_layers, config.num_kv_heads)
+        # Nothing that outlives a step is computed from keys, so that a rewrite is safe.
+        self.correction = Correction.of(params.correction, params.correction_period)
         self.plans = layer_plans(resolve_roles(params.roles, heads, params.roles_seed, config))
         self.entry_tokens = params.block_size if params.mode == "block" else 1
         self.width = budget_tokens // self.entry_tokens
@@ -113,11 +115,6 @@ class Lychee(StoringMethod):
     def minimum_budget(cls, params: LycheeParams) -> tuple[int, str]:
         """One block, or one token."""
         return (params.block_size, f"one block of {params.block_size}") if params.mode == "block" else (1, "one token")
-
-    @property
-    def correction(self) -> Correction | None:
-        """As the knobs say; nothing that outlives a step is computed from keys, so a rewrite is safe."""
-        return Correction.of(self.params.correction, self.params.correction_period)
 
     def dense_layers(self) -> frozenset[int]:
         """Layers in which every head retrieves; layer 0 always."""

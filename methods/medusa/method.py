@@ -54,12 +54,7 @@ class Medusa(UnbudgetedSpeculation):
     def __init__(self, params: MedusaParams, config: ModelConfig):
         super().__init__(params, config)
         check_source(params.heads)
-        self._draft = MedusaDraft(params, config)
-
-    @property
-    def draft(self) -> Speculation:
-        """Return the tree and who fills it."""
-        return self._draft
+        self.draft = MedusaDraft(params, config)
 
 
 class MedusaDraft(Speculation):

@@ -39,12 +39,7 @@ class Ngram(UnbudgetedSpeculation):
 
     def __init__(self, params: NgramParams, config: ModelConfig):
         super().__init__(params, config)
-        self._draft = NgramDraft(params)
-
-    @property
-    def draft(self) -> Speculation:
-        """Return the chains and who fills them."""
-        return self._draft
+        self.draft = NgramDraft(params)
 
 
 class NgramDraft(Speculation):

@@ -81,11 +81,7 @@ class Retro(PagedMethod):
         super().__init__(params, config, budget_tokens)
         if params.exact_page and not params.supplement:
             raise ConfigError("retro: exact_page = true reads the current page anew, which supplement = false forbids")
-
-    @property
-    def window(self) -> int:
-        """Return the window, the newest token included."""
-        return self.params.window
+        self.window = params.window
 
     def sparse_layers(self) -> tuple[int, ...]:
         """Return the layers that choose: of ``layers_per_list`` sparse layers the first."""

@@ -55,12 +55,7 @@ class Speculate(SpeculativeMethod):
                 f"speculate: drafter = {params.drafter!r} writes over the last {drafter.window - 1} tokens' keys and "
                 "values, which are the verifier's"
             )
-        self._draft = SelfDraft(drafter, params.draft_tokens, params.branches)
-
-    @property
-    def draft(self) -> SelfDraft:
-        """Return the drafter and how many tokens it drafts."""
-        return self._draft
+        self.draft = SelfDraft(drafter, params.draft_tokens, params.branches)
 
 
 def refuse_unused(drafter: AttentionMethod, given: Mapping[str, Any]) -> None:

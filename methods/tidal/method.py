@@ -68,15 +68,11 @@ class Tidal(BudgetedMethod):
             raise ConfigError(
                 f"tidal: reselect_layer = {self.reselect_layer}; this model has {config.num_layers} layers"
             )
+        self.correction = Correction.of(params.correction, params.correction_period)
 
     def dense_layers(self) -> frozenset[int]:
         """Layers 0 to 2 and the re-selection layer."""
         return frozenset((*range(SELECT_LAYER + 1), self.reselect_layer))
-
-    @property
-    def correction(self) -> Correction | None:
-        """As the parameters say."""
-        return Correction.of(self.params.correction, self.params.correction_period)
 
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
         """The two selection layers read every key once more to score it; a step in which no correction is due."""

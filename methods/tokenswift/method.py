@@ -58,18 +58,13 @@ class TokenSwift(SpeculativeMethod):
     def __init__(self, params: TokenSwiftParams, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config, budget_tokens)
         check_source(params.heads)
-        self._draft = TokenSwiftDraft(params, config, budget_tokens)
+        self.draft = TokenSwiftDraft(params, config, budget_tokens)
 
     @classmethod
     def minimum_budget(cls, params: TokenSwiftParams) -> tuple[int, str]:
         """Return the sinks and the tokens that two steps may add before the cache is built anew."""
         most = parse_tree(cls.name, params.tree).depth + 1
         return params.sinks + 2 * most, f"{params.sinks} sinks and two steps of {most} tokens"
-
-    @property
-    def draft(self) -> Speculation:
-        """Return the tree and who fills it."""
-        return self._draft
 
 
 class TokenSwiftDraft(Speculation):

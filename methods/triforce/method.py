@@ -60,18 +60,13 @@ class TriForce(SpeculativeMethod):
                 f"triforce: a window of {params.window} tokens, {params.sinks} of them sinks, is shorter than the "
                 f"{2 * params.rounds + 1} tokens of a step"
             )
-        self._draft = TriForceDraft(params, config, budget_tokens)
+        self.draft = TriForceDraft(params, config, budget_tokens)
 
     @classmethod
     def minimum_budget(cls, params: TriForceParams) -> tuple[int, str]:
         """Return the first chunk and the tokens that two steps may add before the cache is built anew."""
         most = 2 * params.rounds + 1
         return params.chunk + 2 * most, f"a chunk of {params.chunk} and two steps of {most} tokens"
-
-    @property
-    def draft(self) -> Speculation:
-        """Return the chain and who drafts it."""
-        return self._draft
 
 
 class TriForceDraft(Speculation):
@@ -114,7 +109,9 @@ class TriForceDraft(Speculation):
         own = self.method.make_cache(state.cache.shape) is not None
         middle = self.method.start(prompt) if own else self.method.decode_in(state.cache)
         if self.params.drafter == "none":
-            return RetrievalDrafter(decoder, sequences, state, self.method, middle, self.tree)
+            drafter = RetrievalDrafter(decoder, sequences, state, self.method, middle, self.tree)
+            drafter.renew(self.method, middle, state)
+            return drafter
         small: Small
         if self.window is not None:
             small = SmallWindow(decoder, self.window, prompt)
@@ -125,18 +122,6 @@ class TriForceDraft(Speculation):
 
 class RetrievalDrafter(RenewingProposer, SelfDrafter):
     """The model drafts token by token over the retrieval cache, which is built anew before it is used up."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        sequences: Sequences,
-        verifier: DecodeState,
-        method: PartialAttention,
-        state: DecodeState,
-        tree: DraftTree,
-    ):
-        super().__init__(decoder, sequences, verifier, method, state, tree)
-        self.renew(method, state, verifier)
 
     def propose(self) -> Tensor:
         """See ``Proposer.propose``."""

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.attention import AttentionMethod, DenseAttention
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import load_decoder
-
-
-class Dense(AttentionMethod):
-    """Every hook at its default."""
-
-    name = "dense"
-
-    @dataclass(frozen=True)
-    class Params:
-        """None."""
-
-    @classmethod
-    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> Dense:
-        return cls(cls.Params(**overrides), config)
 
 
 @pytest.fixture
@@ -39,4 +23,4 @@ def decoder(tiny_checkpoint: Callable[[str], Path]) -> Decoder:
 @pytest.fixture
 def dense() -> Callable[[ModelConfig], AttentionMethod]:
     """Maker of the dense method for a model."""
-    return lambda config: Dense.from_budget(None, config)
+    return lambda config: DenseAttention((), config)

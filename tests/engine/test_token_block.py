@@ -10,13 +10,13 @@ import torch
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.speculation import DraftTree, PlacedTree
 from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.weights import random_decoder
 
 CONFIG = ModelConfig("qwen3", 40, 16, 24, 3, 4, 2, 8, 96, qk_norm=True)
 LENGTHS = (21, 1, 9)
-PARENTS = (-1, 0, 0, 1, 1, 2)
-"""A tree of six nodes: the parent of each, the root first."""
+TREE = DraftTree((0, 0, 1, 1, 2))
 
 
 @pytest.fixture
@@ -60,21 +60,12 @@ def test_a_block_equals_its_tokens_one_by_one(
 def test_a_tree_scores_each_path_as_a_chain_and_keeps_the_accepted_one(
     decoder: Decoder, dense: Callable, start: Callable, random_ids: Callable
 ) -> None:
-    method, nodes = dense(CONFIG), len(PARENTS)
+    method, nodes = dense(CONFIG), TREE.rows
     tokens = torch.tensor(random_ids(3 * nodes, CONFIG.vocab_size)).view(3, nodes)
-    paths = []
-    for node in range(nodes):
-        path = [node]
-        while PARENTS[path[0]] >= 0:
-            path.insert(0, PARENTS[path[0]])
-        paths.append(path)
-    mask = torch.zeros(nodes, nodes, dtype=torch.bool)
-    for node, path in enumerate(paths):
-        mask[node, path] = True
-    depths = torch.tensor([len(path) - 1 for path in paths])
+    placed, paths = PlacedTree(TREE, torch.device("cpu")), [list(TREE.path(node)) for node in range(nodes)]
     state = start()
     before = state.dense.lengths.clone()
-    block = TokenBlock(tokens, state.cache.positions[:, None] + depths, mask)
+    block = TokenBlock(tokens, state.cache.positions[:, None] + placed.depths, placed.mask)
     got = decoder.logits(decoder.forward(block, state, method))
     for node, path in enumerate(paths):
         chain = start()

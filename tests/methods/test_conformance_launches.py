@@ -36,6 +36,11 @@ def checked(name: str, dtype: torch.dtype, place: Place = LONG, device: torch.de
     check_launches(name, shape, params, least and max(least, place.context // 8), place, device, dtype)
 
 
+def assert_refused(name: str, dtype: torch.dtype, message: str) -> None:
+    with pytest.raises(GateError, match=message):
+        checked(name, dtype)
+
+
 def in_force() -> bool:
     """True where the kernels run, not their definitions."""
     return os.environ.get(dispatch.VARIABLE) != "naive"
@@ -86,8 +91,7 @@ def test_a_fault_of_length_or_dtype_passes_the_suite_and_fails_the_launches(
     checked("full", getattr(torch, dtype))
     monkeypatch.setattr(kv_cache, "decode_attention", faulty_attention(fault))
     check_method("full", CPU, {})
-    with pytest.raises(GateError, match=f"full in {dtype}, 1000 tokens, 2 rows, .* outputs differ"):
-        checked("full", getattr(torch, dtype))
+    assert_refused("full", getattr(torch, dtype), f"full in {dtype}, 1000 tokens, 2 rows, .* outputs differ")
 
 
 def test_a_selector_that_misses_late_pages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +105,7 @@ def test_a_selector_that_misses_late_pages_is_caught(monkeypatch: pytest.MonkeyP
         return chosen
 
     monkeypatch.setattr(quest, "select", select)
-    with pytest.raises(GateError, match="entries of a list are not in its definition's"):
-        checked("quest", torch.float32)
+    assert_refused("quest", torch.float32, "entries of a list are not in its definition's")
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -130,8 +133,7 @@ def test_a_list_of_a_wrong_length_is_caught(hook: str, name: str, monkeypatch: p
         return chosen
 
     monkeypatch.setattr(method, hook, shorter)
-    with pytest.raises(GateError, match="lists have other lengths"):
-        checked(name, torch.float32)
+    assert_refused(name, torch.float32, "lists have other lengths")
 
 
 TOP_P = {"mode": "token", "strategy": "top_p", "top_p": 0.8, "sink_tokens": 0, "recent_tokens": 0}
@@ -251,16 +253,14 @@ def test_weights_of_queries_rounded_otherwise_fail_nothing(name: str, monkeypatc
         monkeypatch.setattr(module, op, of_other_queries(getattr(module, op)))
     checked(name, torch.bfloat16)
     weights_are(lambda weights: 1.1 * weights, monkeypatch)
-    with pytest.raises(GateError, match=f"{name} in bfloat16, .* attention weights differ by"):
-        checked(name, torch.bfloat16)
+    assert_refused(name, torch.bfloat16, f"{name} in bfloat16, .* attention weights differ by")
 
 
 @pytest.mark.parametrize("name", ["h2o", "snapkv", "tova"])
 def test_weights_that_rounding_does_not_explain_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest hides the others: only the least are wrong."""
     weights_are(lambda weights: torch.where(weights < 1e-4, 0.99 * weights, weights), monkeypatch)
-    with pytest.raises(GateError, match=f"{name} in float32, .* attention weights differ by up to 1.00%"):
-        checked(name, torch.float32)
+    assert_refused(name, torch.float32, f"{name} in float32, .* attention weights differ by up to 1.00%")
 
 
 def second_least(cache: Any, layer: int) -> None:
@@ -283,8 +283,7 @@ def oldest(cache: Any, layer: int) -> None:
 )
 def test_a_token_dropped_wrongly_is_caught(name: str, drop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     drops(evicting.EvictingMethod, drop, monkeypatch)
-    with pytest.raises(GateError, match=f"{name} in float32, .* step 0, layer 0: .* slots hold other tokens"):
-        checked(name, torch.float32)
+    assert_refused(name, torch.float32, f"{name} in float32, .* step 0, layer 0: .* slots hold other tokens")
 
 
 def drops(method: type, drop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,8 +314,7 @@ def test_a_window_that_is_not_kept_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         return right(scores, lengths, recent - int(in_force()), *given)
 
     monkeypatch.setattr(window_cut, "latest_and_best", cut)
-    with pytest.raises(GateError, match=r"snapkv in float32, .* slots hold other tokens"):
-        checked("snapkv", torch.float32)
+    assert_refused("snapkv", torch.float32, r"snapkv in float32, .* slots hold other tokens")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")

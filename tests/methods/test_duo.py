@@ -79,15 +79,14 @@ def test_a_prompt_that_fits_the_rings_is_kept_whole(
 
 
 def test_bad_roles_are_refused(config: ModelConfig, tmp_path: Path) -> None:
-    duo = get_method("duo")
-    with pytest.raises(ConfigError, match="no such role file"):
-        duo.from_budget(8, config, roles=str(tmp_path / "none.json"))
-    with pytest.raises(ConfigError, match="'best'"):
-        duo.from_budget(8, config, roles="best")
-    with pytest.raises(UnsupportedCellError, match="26 retrieval heads"):
-        duo.from_budget(8, config, retrieval_heads=26)
-    with pytest.raises(UnsupportedCellError, match="5 layers dense"):
-        duo.from_budget(8, config, retrieval_heads=25)
+    for error, message, params in (
+        (ConfigError, "no such role file", {"roles": str(tmp_path / "none.json")}),
+        (ConfigError, "'best'", {"roles": "best"}),
+        (UnsupportedCellError, "26 retrieval heads", {"retrieval_heads": 26}),
+        (UnsupportedCellError, "5 layers dense", {"retrieval_heads": 25}),
+    ):
+        with pytest.raises(error, match=message):
+            get_method("duo").from_budget(8, config, **params)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")

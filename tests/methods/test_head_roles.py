@@ -71,19 +71,15 @@ def test_random_roles_follow_their_seed() -> None:
 
 
 def test_a_misfit_is_refused(tmp_path: Path) -> None:
-    path = str(role_file(tmp_path))
-    with pytest.raises(UnsupportedCellError, match="7 layers x 2 KV heads"):
-        resolve_roles(path, None, 0, LLAMA)
-    with pytest.raises(UnsupportedCellError, match="2 to 14 are possible"):
-        resolve_roles("spread", 1, 0, CONFIG)
-    with pytest.raises(ConfigError, match="needs retrieval_heads"):
-        resolve_roles("spread", None, 0, CONFIG)
-    with pytest.raises(ConfigError, match="one of spread, random"):
-        resolve_roles("sprad", 4, 0, CONFIG)
-    with pytest.raises(ConfigError, match="no such role file"):
-        resolve_roles(str(tmp_path / "none.json"), None, 0, CONFIG)
-    (tmp_path / "bad.json").write_text(
-        '{"model": "m", "layers": 2, "kv_heads": 1, "kind": "x", "scores": [[1.0]], "roles": [[1]]}'
-    )
-    with pytest.raises(ConfigError, match="2 layers x 1"):
-        resolve_roles(str(tmp_path / "bad.json"), None, 0, CONFIG)
+    absent, bad = tmp_path / "none.json", tmp_path / "bad.json"
+    bad.write_text('{"model": "m", "layers": 2, "kv_heads": 1, "kind": "x", "scores": [[1.0]], "roles": [[1]]}')
+    for source, heads, config, error, message in (
+        (role_file(tmp_path), None, LLAMA, UnsupportedCellError, "7 layers x 2 KV heads"),
+        ("spread", 1, CONFIG, UnsupportedCellError, "2 to 14 are possible"),
+        ("spread", None, CONFIG, ConfigError, "needs retrieval_heads"),
+        ("sprad", 4, CONFIG, ConfigError, "one of spread, random"),
+        (absent, None, CONFIG, ConfigError, "no such role file"),
+        (bad, None, CONFIG, ConfigError, "2 layers x 1"),
+    ):
+        with pytest.raises(error, match=message):
+            resolve_roles(str(source), heads, 0, config)

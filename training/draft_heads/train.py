@@ -24,8 +24,8 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import device_name, resolve_device, resolve_dtype
 from longdecode.engine.errors import refuse_unknown
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.engine.prefill import WholePrompt
-from longdecode.engine.token_block import TokenBlock
+from longdecode.engine.prefill import PrefillState
+from longdecode.engine.token_block import Piece, Stream, TokenBlock
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder, model_hash
 from longdecode.evals.plan import HEADS
@@ -127,6 +127,17 @@ class HeadTrainer:
         """
         before, _ = hidden_states(self.decoder, torch.from_numpy(self.books.window(self.recipe.seed, 0, 0))[None])
         return float(before.square().mean(dim=2).sqrt().median())
+
+
+class WholePrompt(PrefillState):
+    """A prefill that gives back every token's state, not the last one's alone; all rows are equally long."""
+
+    def outputs(self, streams: list[Stream], pieces: tuple[Piece, ...]) -> Stream:
+        """Return the sum of residual and delta of all tokens, ``[B, T, H]``."""
+        groups: dict[int, list[Tensor]] = {}
+        for (residual, delta), piece in zip(streams, pieces, strict=True):
+            groups.setdefault(piece.rows.start, []).append(residual if delta is None else residual + delta)
+        return torch.cat([torch.cat(columns, dim=1) for columns in groups.values()]), None
 
 
 @torch.no_grad()
