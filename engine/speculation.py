@@ -199,6 +199,8 @@ class Speculation(ABC):
     """Speculative decoding as a method declares it: the shape of its drafts, who makes them, how they are accepted."""
 
     tree: DraftTree
+    narrow: DraftTree | None = None
+    """The first rows of ``tree``, as deep: steps verify whichever of the two is faster. Needs the exact rule."""
     rule: AcceptRule = "exact"
     method: AttentionMethod | None = None
     """Attention of what drafts, where it is the verifying model's."""

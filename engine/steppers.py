@@ -22,6 +22,7 @@ from longdecode.engine.token_block import TokenBlock
 
 if TYPE_CHECKING:
     from longdecode.engine.correction import Correction
+    from longdecode.engine.pace import Pace
     from longdecode.engine.speculation import AcceptRule, PlacedTree, Proposer
 
 Work = Callable[[], None]
@@ -130,14 +131,16 @@ class SpeculativeStepper(Stepper):
     """Speculative decoding: a proposer drafts a tree of tokens, dense attention verifies it as one block.
 
     Of the tree a path is accepted, and one token more. Under the exact rule that path is what plain decoding would have
-    chosen under the same noise, so that the output is that of plain decoding.
+    chosen under the same noise, so that the output is that of plain decoding. With a ``pace`` some steps verify the
+    first rows of the tree alone, the second of the ``trees``.
 
     Source: Leviathan et al. 2023 (arXiv 2211.17192); Cai et al. 2024, Medusa (arXiv 2401.10774), tree attention.
     """
 
     proposer: Proposer
-    placed: PlacedTree
+    trees: tuple[PlacedTree, ...]
     rule: AcceptRule
+    pace: Pace | None
 
     @property
     def states(self) -> tuple[DecodeState, ...]:
@@ -146,49 +149,56 @@ class SpeculativeStepper(Stepper):
 
     def step(self) -> None:
         """Draft, verify and keep 1 to ``depth + 1`` tokens in every active row."""
-        starts = self.state.dense.lengths.clone()
-        nodes = self.proposer.propose()
-        self.accept(starts, nodes, *self.verify(starts, nodes))
+        self._verify_rows(self.trees[0])
+
+    def step_narrow(self) -> None:
+        """Do a step that verifies the narrow tree's rows alone."""
+        self._verify_rows(self.trees[1])
 
     def refresh(self) -> None:
         """Do a step whose verification the proposer watches layer by layer."""
         self.proposer.refreshing = True
-        try:
-            self.step()
-        finally:
-            self.proposer.refreshing = False
+        self.step()
+        self.proposer.refreshing = False
 
     def works(self, steps: int) -> tuple[Work, ...]:
         """See ``Stepper.works``."""
-        return (self.step, self.refresh) if self.proposer.refreshes else (self.step,)
+        return self.step, *[self.step_narrow] * (self.pace is not None), *[self.refresh] * self.proposer.refreshes
 
     def due(self, done: int, steps: int) -> tuple[int, ...]:
         """See ``Stepper.due``."""
-        return (int(self.proposer.refreshes and self.proposer.refresh_due()),)
+        renewing = self.proposer.refreshes and self.proposer.refresh_due()
+        narrow = self.pace is not None and self.pace.takes_narrow(renewing)
+        return (len(self.works(steps)) - 1 if renewing else int(narrow),)
 
-    def verify(self, starts: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+    def _verify_rows(self, placed: PlacedTree) -> None:
+        starts = self.state.dense.lengths.clone()
+        nodes = self.proposer.propose()[:, : placed.tree.rows - 1]
+        self.accept(placed, starts, nodes, *self.verify(placed, starts, nodes))
+
+    def verify(self, placed: PlacedTree, starts: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Run the newest token and the drafts as one dense block from ``starts`` on.
 
         Returns:
             Hidden states ``[B, T, H]`` and logits ``[B, T, V]``.
         """
         tokens = torch.cat((self.sequences.tokens[:, None], nodes.clamp(min=0)), dim=1)
-        positions = starts[:, None] + self.placed.depths
-        block = TokenBlock(tokens, positions, self.placed.mask, starts, reads="dense")
+        positions = starts[:, None] + placed.depths
+        block = TokenBlock(tokens, positions, placed.mask, starts, reads="dense")
         method = _Watched(self.proposer, self.decoder) if self.proposer.refreshing else self.method
         hidden = self.decoder.forward(block, self.state, method)
         self.state.accept(torch.zeros_like(starts))
         return hidden, self.decoder.logits(hidden)
 
-    def accept(self, starts: Tensor, nodes: Tensor, hidden: Tensor, logits: Tensor) -> None:
+    def accept(self, placed: PlacedTree, starts: Tensor, nodes: Tensor, hidden: Tensor, logits: Tensor) -> None:
         """Emit the path that the rule accepts, keep its keys and values, and tell the proposer."""
         from longdecode.engine.acceptance import accept  # plain decoding has no use for it
         from longdecode.engine.speculation import Verified
 
-        accepted = accept(self.placed, nodes, logits, self.sequences, self.rule)
+        accepted = accept(placed, nodes, logits, self.sequences, self.rule)
         kept = self.sequences.emit(accepted.chosen, logits, accepted.counts, accepted.rows)
         cache = self.state.dense
-        if self.placed.mask is not None:
+        if placed.mask is not None:
             cache.compact(starts, accepted.rows)
         cache.advance(starts + kept - cache.lengths)
         self.proposer.keep(Verified(starts, accepted.rows, accepted.chosen, kept, hidden))
@@ -227,13 +237,16 @@ def make_stepper(
     sequences.emit(sequences.choose(logits), logits)
     stepper: Stepper
     if (draft := method.draft) is not None:
+        from longdecode.engine.pace import Pace
         from longdecode.engine.speculation import PlacedTree
 
         _dense(state, f"{method.name} verifies")
         proposer = draft.start(decoder, sequences, state, prompt)
-        placed = PlacedTree(draft.tree, decoder.device)
-        placed.history_index(sequences.history_tokens)
-        stepper = SpeculativeStepper(decoder, sequences, state, method, proposer, placed, draft.rule)
+        trees = tuple(PlacedTree(tree, decoder.device) for tree in (draft.tree, draft.narrow) if tree is not None)
+        for placed in trees:
+            placed.history_index(sequences.history_tokens)
+        pace = Pace(sequences) if draft.narrow is not None else None
+        stepper = SpeculativeStepper(decoder, sequences, state, method, proposer, trees, draft.rule, pace)
     elif (correction := method.correction) is not None:
         _dense(state, f"{method.name}: correction = {correction.mode}")
         stepper = CorrectedStepper(decoder, sequences, state, method, correction)

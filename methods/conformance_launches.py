@@ -282,16 +282,16 @@ def _height(length: int) -> float:
 
 
 def _blocks(method: AttentionMethod, state: DecodeState) -> Iterator[TokenBlock]:
-    """Yield the blocks of a few steps; of a method that verifies drafts the block that it verifies."""
+    """Yield the blocks of a few steps; of a method that verifies drafts the block of each tree that it verifies."""
     rows, device = state.cache.batch, state.cache.device
     if method.draft is None:
         for _ in range(STEPS):
             yield method.step_block(torch.zeros(rows, dtype=torch.int64, device=device), state)
         return
-    tree = PlacedTree(method.draft.tree, device)
     starts = state.dense.lengths.clone()
-    tokens = torch.zeros(rows, len(tree.depths), dtype=torch.int64, device=device)
-    yield TokenBlock(tokens, starts[:, None] + tree.depths, tree.mask, starts, reads="dense")
+    for tree in (PlacedTree(shape, device) for shape in (method.draft.tree, method.draft.narrow) if shape is not None):
+        tokens = torch.zeros(rows, len(tree.depths), dtype=torch.int64, device=device)
+        yield TokenBlock(tokens, starts[:, None] + tree.depths, tree.mask, starts, reads="dense")
 
 
 def _heads(

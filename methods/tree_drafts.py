@@ -22,15 +22,19 @@ class TreeDrafts:
 
     def __init__(self, levels: DraftTree, chains: int):
         self.levels = levels
-        self.tree = levels.with_chains(1, chains, levels.depth - 1) if chains and levels.depth > 1 else levels
+        self.tree = self.with_ngrams(chains)
         ranks = [sum(p == parent for p in levels.parents[:row]) for row, parent in enumerate(levels.parents)]
         self.ranks = max(ranks) + 1
         self.chains = (self.tree.rows - levels.rows) // max(1, levels.depth - 1)
         self.places = [(depth - 1) * self.ranks + rank for depth, rank in zip(levels.depths[1:], ranks, strict=True)]
 
+    def with_ngrams(self, chains: int) -> DraftTree:
+        """Return ``levels`` and so many chains below its row 1; fewer chains are the first rows of more."""
+        return self.levels.with_chains(1, chains, self.levels.depth - 1)
+
 
 class TreeDrafter:
-    """Fill a tree for one generation, and count what its parts contributed.
+    """Fill a tree for one generation; count what its chains contributed, and the steps that verified fewer rows.
 
     Args:
         drafts: the tree.
@@ -49,6 +53,7 @@ class TreeDrafter:
         self.noisy, self.penalised_rows = noisy, penalised_rows
         self.places = torch.tensor(drafts.places, dtype=torch.int64, device=device)
         self.from_chains = torch.zeros_like(sequences.counts)
+        self.narrow_steps = torch.zeros_like(sequences.counts)
 
     def fill(self, logits: Tensor) -> Tensor:
         """Return the tree's tokens ``[B, T - 1]`` given the logits ``[B, depth, V]`` of the next places."""
@@ -60,8 +65,14 @@ class TreeDrafter:
             return nodes
         return torch.cat((nodes, self.table.look_up(nodes[:, 0], self.drafts.chains).flatten(1)), dim=1)
 
+    def counts(self) -> dict[str, Tensor]:
+        """Return what was counted, ``[B]`` each."""
+        return {"ngram_tokens": self.from_chains, "narrow_steps": self.narrow_steps}
+
     def keep(self, verified: Verified) -> None:
         """Append the step's tokens to the table; count the drafts kept on paths that end in a chain."""
+        if verified.hidden.shape[1] < self.drafts.tree.rows:
+            self.narrow_steps += verified.kept > 0
         if self.table is not None:
             accepted = (verified.kept - 1).clamp(min=0)
             last = verified.rows.gather(1, accepted[:, None])[:, 0]

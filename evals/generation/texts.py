@@ -105,7 +105,7 @@ def measures_of(marks: Mapping[int, Completion], method: AttentionMethod) -> dic
 
     Args:
         marks: by place, what was written at the first look past it; ``ngram_tokens`` are drafts kept on paths that end
-            in an n-gram.
+            in an n-gram, ``narrow_steps`` steps that verified the narrow tree.
         method: wrote it.
     """
     last, tree = marks[max(marks)], method.draft.tree if method.draft else None
@@ -116,7 +116,7 @@ def measures_of(marks: Mapping[int, Completion], method: AttentionMethod) -> dic
     }  # fmt: skip
     for at, done in marks.items():
         totals = {"tokens": len(done.output_ids), "steps": done.decode_steps, "ms": done.decode_ms}
-        totals |= {"ngram_tokens": done.draft_counts.get("ngram_tokens", 0)}
+        totals |= {"ngram_tokens": 0, **done.draft_counts}
         found |= {f"at_{at}_{name}": value for name, value in totals.items()}
     return {name: float(value) for name, value in found.items()}
 

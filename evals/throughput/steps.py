@@ -80,16 +80,16 @@ def step_case(
         raise UnsupportedCellError(f"{rows} tokens are verified; the context has {context}")
     speculative = cast(SpeculativeStepper, new_stepper(decoder, cache, method, context - rows))
     back = resetter(speculative)
-    starts = speculative.state.dense.lengths.clone()
+    starts, tree = speculative.state.dense.lengths.clone(), speculative.trees[0]
     with torch.no_grad():
         nodes = speculative.proposer.propose()
-        hidden, logits = speculative.verify(starts, nodes)
+        hidden, logits = speculative.verify(tree, starts, nodes)
     back()
     works: dict[str, Callable[[], object]] = {
         "speculative_step": speculative.step,
         "draft": speculative.proposer.propose,
-        "verify": lambda: speculative.verify(starts, nodes),
-        "keep": lambda: speculative.accept(starts, nodes, hidden, logits),
+        "verify": lambda: speculative.verify(tree, starts, nodes),
+        "keep": lambda: speculative.accept(tree, starts, nodes, hidden, logits),
     }
     return stepper_case(speculative, works[stage], variant, keep=(starts, nodes, hidden, logits))
 

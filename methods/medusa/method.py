@@ -140,7 +140,7 @@ class MedusaProposer(Proposer):
 
     def counts(self) -> Mapping[str, Tensor]:
         """See ``Proposer.counts``."""
-        return {"ngram_tokens": self.filler.from_chains}
+        return self.filler.counts()
 
 
 METHOD = Medusa

@@ -13,6 +13,7 @@ from torch import Tensor
 from longdecode.engine.attention import Traffic
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import ConfigError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
 from longdecode.engine.request import Prompt
@@ -35,6 +36,7 @@ class TokenSwiftParams:
     heads: str = ""
     tree: str = "1,3,3,3"
     ngrams: Annotated[int, Field(ge=0, le=200)] = 20
+    ngrams_few: Annotated[int, Field(ge=0)] | None = None
     ngram_lag: Annotated[int, Field(ge=0)] | None = None
     sinks: Annotated[int, Field(ge=0)] = 16
     noisy_ranks: bool | None = None
@@ -46,7 +48,7 @@ class TokenSwift(SpeculativeMethod):
     The newest token runs through the model over the partial cache. Its own LM head proposes the next token, three
     chained heads the three after it; with the LM head shared, all four rows are one read of it. Ranks fill the tree, an
     n-gram table adds continuations of its first token. ``mode`` is the rule of acceptance: ``exact`` writes the text of
-    plain decoding.
+    plain decoding. With ``ngrams_few`` steps verify so many continuations or all, whichever lately wrote faster.
 
     Source: TokenSwift (arXiv 2502.18890), section 3 and algorithm 1; released code at f927281; deviations in card.yaml.
     """
@@ -78,6 +80,12 @@ class TokenSwiftDraft(Speculation):
         self.drafts = TreeDrafts(levels, params.ngrams)
         self.tree = self.drafts.tree
         self.rule = params.mode
+        if (few := params.ngrams_few) is not None:
+            if params.mode != "exact":
+                raise ConfigError(f"tokenswift: ngrams_few in mode {params.mode}: its text would depend on the clock")
+            if few >= self.drafts.chains:
+                raise ConfigError(f"tokenswift: ngrams_few = {few} of {self.drafts.chains} chains; fewer are needed")
+            self.narrow = self.drafts.with_ngrams(few)
         self.method = PartialAttention(config, budget, params.sinks, 1, 1)
 
     @property
@@ -156,7 +164,7 @@ class TokenSwiftProposer(RenewingProposer):
 
     def counts(self) -> Mapping[str, Tensor]:
         """See ``Proposer.counts``."""
-        return {"ngram_tokens": self.filler.from_chains}
+        return self.filler.counts()
 
 
 METHOD = TokenSwift

@@ -70,6 +70,7 @@ def test_a_text_is_that_of_the_engine_with_totals_at_its_marks(
     assert [at for at in range(80) if f"at_{at}_steps" in measures] == places
     assert all(measures[f"at_{at}_tokens"] >= at for at in places)
     assert measures["at_70_steps"] == want.decode_steps and measures["tokens_per_step"] == 69 / want.decode_steps
+    assert all(measures[f"at_70_{count}"] == value for count, value in want.draft_counts.items())
 
 
 def test_texts_are_measured_as_by_hand() -> None:

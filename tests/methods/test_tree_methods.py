@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +15,18 @@ import torch
 from torch import Tensor
 
 from decoding import THREE_LAYERS as CONFIG
-from decoding import moved, sharp_decoder
-from longdecode.engine import kv_cache
+from decoding import moved, sharp_decoder, writes_as_full
+from longdecode.engine import kv_cache, pace
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import CheckpointError, ConfigError, DataUnavailableError, UnsupportedCellError
-from longdecode.engine.generation import Generator, Request, Sampling
+from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.steppers import SpeculativeStepper, make_stepper
 from longdecode.engine.weights import load_decoder, model_hash, random_decoder
 from longdecode.kernels.decode_attention import naive
 from longdecode.methods import ngram_table
+from longdecode.methods.conformance import check_method
 from longdecode.methods.draft_heads import DraftHeads, load_heads, write_heads
 from longdecode.methods.partial_attention import PartialAttention, Renewal
 from longdecode.methods.partial_cache import PartialCache
@@ -33,6 +37,7 @@ MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weig
 METHODS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "tokenswift": ("tokenswift", 40, {"heads": "random:1", "ngrams": 6}),
     "tokenswift_lag": ("tokenswift", 56, {"heads": "random:1", "ngrams": 3, "tree": "2,2", "ngram_lag": 4}),
+    "tokenswift_pace": ("tokenswift", 40, {"heads": "random:1", "ngrams": 6, "ngrams_few": 2}),
     "medusa": ("medusa", None, {"heads": "random:1"}),
     "medusa_two_pass": ("medusa", None, {"heads": "random:1", "passes": 2, "ngrams": 4}),
     "ngram": ("ngram", None, {"places": 3}),
@@ -42,11 +47,16 @@ METHODS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "triforce_chain": ("triforce", 48, {"drafter": "none", "rounds": 2}),
 }
 PENALISED = Sampling(0.9, min_p=0.02, penalty=1.15, penalty_window=24)
+LONG = pytest.mark.skipif("LONGDECODE_LONG_TESTS" not in os.environ, reason="minutes; LONGDECODE_LONG_TESTS=1 runs it")
 
 
 def build(name: str, config: ModelConfig = CONFIG, **more: Any) -> Any:
     method, budget, params = METHODS[name]
     return get_method(method).from_budget(budget, config, **params | more)
+
+
+def ragged(random_ids: Callable, tokens: int) -> list[Request]:
+    return [Request(random_ids(n, 64), tokens, random_ids(3 * row, 64), seed=row) for row, n in enumerate((97, 50, 9))]
 
 
 @pytest.fixture(scope="module")
@@ -61,19 +71,51 @@ def decoder() -> Decoder:
         *(pytest.param(name, PENALISED, id=f"{name}-penalised") for name in METHODS),
     ],
 )
+@pytest.mark.parametrize("tokens", [64, pytest.param(2000, marks=[pytest.mark.slow, LONG])])
 def test_the_text_is_that_of_plain_decoding(
-    decoder: Decoder, name: str, sampling: Sampling, random_ids: Callable
+    decoder: Decoder, name: str, sampling: Sampling, tokens: int, random_ids: Callable
 ) -> None:
     """Every variant with draws, of which greedy choices are a special case; each method by its defaults greedily."""
-    lengths = (97, 50, 9)
-    requests = [Request(random_ids(n, 64), 64, random_ids(3 * row, 64), seed=row) for row, n in enumerate(lengths)]
-    assert_same_text(decoder, name, requests, sampling)
+    assert_same_text(decoder, name, ragged(random_ids, tokens), sampling)
+
+
+@pytest.mark.parametrize("more", [{}, {"tree": "1,1,1", "ngrams_few": 0}], ids=["tree", "chain"])
+def test_the_text_is_the_same_whichever_tree_a_step_takes(
+    decoder: Decoder, more: dict[str, Any], random_ids: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows of two steps on a clock that jumps: ragged rows change trees often; a narrow tree may be a chain."""
+    jumps = accumulate(random.Random(0).choices((0.1, 1.0, 10.0), k=999))
+    monkeypatch.setattr(pace, "LOOK", 2)
+    monkeypatch.setattr(pace, "Pace", partial(pace.Pace, clock=lambda: next(jumps)))
+    for done in assert_same_text(decoder, "tokenswift_pace", ragged(random_ids, 64), PENALISED, **more):
+        assert 4 < done.draft_counts["narrow_steps"] < done.decode_steps - 4
+
+
+def test_two_trees_in_turn_pass_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "LOOK", 1)  # its texts are shorter than a window
+    check_method("tokenswift", "cpu", {"ngrams_few": 2})
+
+
+def test_a_narrow_step_is_that_of_fewer_ngrams(
+    decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace.Pace, "takes_narrow", lambda self, renewing: not renewing)
+    requests = [Request(random_ids(n, 64), 48, seed=n) for n in (97, 50)]
+    narrow, few = (
+        Generator(decoder, PENALISED).run(requests, get_method("tokenswift").from_budget(500, CONFIG, **params))
+        for params in (METHODS["tokenswift_pace"][2], {"heads": "random:1", "ngrams": 2})
+    )
+    assert [(c.output_ids, c.decode_steps) for c in narrow] == [(c.output_ids, c.decode_steps) for c in few]
+    assert all(c.draft_counts["narrow_steps"] == c.decode_steps for c in narrow)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["tokenswift", "medusa"])
-def test_a_captured_step_writes_what_an_eager_one_writes(decoder: Decoder, name: str, random_ids: Callable) -> None:
+@pytest.mark.parametrize("name", ["tokenswift", "tokenswift_pace", "medusa"])
+def test_a_captured_step_writes_what_an_eager_one_writes(
+    decoder: Decoder, name: str, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also with renewals of the partial cache, and what plain decoding writes: float32 leaves no draw in doubt."""
+    monkeypatch.setattr(pace, "LOOK", 2)  # a renewal drops longer windows
     made = Decoder(CONFIG, moved(decoder.weights, "cuda"), torch.device("cuda"), torch.float32)
     requests = [Request(random_ids(n, 64), 120, seed=n) for n in (97, 50)]
     texts = []
@@ -107,26 +149,16 @@ def test_the_kernels_of_a_step_write_the_same_text(
         assert generator.run(requests[1:], method)[0].output_ids == want[1].output_ids
 
 
-@pytest.mark.slow
-@pytest.mark.skipif("LONGDECODE_LONG_TESTS" not in os.environ, reason="minutes; LONGDECODE_LONG_TESTS=1 runs it")
-@pytest.mark.parametrize("sampling", [Sampling(), PENALISED], ids=["greedy", "penalised"])
-@pytest.mark.parametrize("name", METHODS)
-def test_2000_tokens_are_those_of_plain_decoding(
-    decoder: Decoder, name: str, sampling: Sampling, random_ids: Callable
-) -> None:
-    requests = [Request(random_ids(n, 64), 2000, seed=row) for row, n in enumerate((97, 50, 9))]
-    assert_same_text(decoder, name, requests, sampling)
-
-
-def assert_same_text(decoder: Decoder, name: str, requests: list[Request], sampling: Sampling) -> None:
-    """Batch and single rows write what dense attention writes, in fewer steps."""
+def assert_same_text(
+    decoder: Decoder, name: str, requests: list[Request], sampling: Sampling, **more: Any
+) -> list[Completion]:
+    """Batch and single rows write what dense attention writes, in fewer steps; return the batch."""
     generator = Generator(decoder, sampling)
-    want = generator.run(requests, get_method("full").from_budget(None, CONFIG))
-    got = generator.run(requests, build(name))
-    assert [c.output_ids for c in got] == [c.output_ids for c in want]
-    (alone,) = generator.run(requests[1:2], build(name))
-    assert alone.output_ids == want[1].output_ids and len(alone.output_ids) == requests[1].max_new_tokens
+    got = writes_as_full(generator, requests, build(name, decoder.config, **more))
+    (alone,) = generator.run(requests[1:2], build(name, decoder.config, **more))
+    assert alone.output_ids == got[1].output_ids and len(alone.output_ids) == requests[1].max_new_tokens
     assert max(c.tokens_per_step for c in got) > 1
+    return got
 
 
 @pytest.mark.parametrize("name", ["tokenswift", "ngram"])
@@ -134,22 +166,16 @@ def test_the_miniature_writes_the_same_text_faster(name: str) -> None:
     made = load_decoder(MINIATURE, device="cpu", dtype=torch.float32)
     text = "The ledger entry for oak is 4711. The ledger entry for elm is 1288. " * 6
     requests = [Request(tuple(text.encode()[: 300 - 40 * row]), 48, seed=row) for row in range(2)]
-    generator = Generator(made, Sampling(0.5, penalty=1.05, penalty_window=64))
-    want = generator.run(requests, get_method("full").from_budget(None, made.config))
-    got = generator.run(requests, build(name, made.config))
-    assert [c.output_ids for c in got] == [c.output_ids for c in want]
+    got = assert_same_text(made, name, requests, Sampling(0.5, penalty=1.05, penalty_window=64))
     assert sum(c.tokens_per_step for c in got) / 2 > 1.15
 
 
 def test_faithful_tokenswift_writes_another_text(decoder: Decoder, random_ids: Callable) -> None:
     """Its law is not the target's, but greedily there is one token to draw."""
     requests = [Request(random_ids(60, 64), 40, seed=row) for row in range(2)]
-    full = get_method("full").from_budget(None, CONFIG)
     for mode in ("faithful", "released"):
-        greedy, drawn = (Generator(decoder, sampling) for sampling in (Sampling(), PENALISED))
-        assert [c.output_ids for c in greedy.run(requests, build("tokenswift", mode=mode))] == [
-            c.output_ids for c in greedy.run(requests, full)
-        ]
+        writes_as_full(Generator(decoder), requests, build("tokenswift", mode=mode))
+        drawn = Generator(decoder, PENALISED)
         faithful = drawn.run(requests, build("tokenswift", mode=mode))
         exact = drawn.run(requests, build("tokenswift", noisy_ranks=False))
         assert [c.output_ids for c in faithful] != [c.output_ids for c in exact]
@@ -163,11 +189,13 @@ def plain_choice(q: Tensor, keys: Tensor, budget: int, sinks: int) -> list[int]:
     return [*range(min(sinks, len(keys))), *rest][:budget]
 
 
-def test_the_partial_cache_follows_the_rule(random_ids: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["tokenswift", "tokenswift_pace"])
+def test_the_partial_cache_follows_the_rule(name: str, random_ids: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each KV head stores what a loop over its tokens says, build after build, for rows above and below the budget."""
+    monkeypatch.setattr(pace, "LOOK", 2)
     decoder = random_decoder(CONFIG, 3, "cpu", torch.float64)
     requests = [Request(random_ids(n, 64), 90, seed=n) for n in (90, 51, 9)]
-    method = build("tokenswift")
+    method = build(name)
     generator = Generator(decoder, PENALISED)
     prompt = generator.prefill(requests, [method])
     stepper = make_stepper(decoder, PENALISED, prompt, method)
@@ -294,12 +322,15 @@ def test_bad_input_is_refused(decoder: Decoder) -> None:
         Generator(decoder).run([Request((1, 2), 4)], get_method("tokenswift").from_budget(64, CONFIG))
     with pytest.raises(DataUnavailableError, match=r"absent.json: no such heads file; `snakemake tokenswift_train`"):
         Generator(decoder).run([Request((1, 2), 4)], build("medusa", heads="absent.json"))
-    with pytest.raises(ConfigError, match="heads = 'random': a heads file"):
-        build("tokenswift", heads="random")
-    with pytest.raises(ConfigError, match=r"tree = '3,x'; children by depth"):
-        build("tokenswift", tree="3,x")
-    with pytest.raises(ConfigError, match="tree = '9,9,9,9' has 7,381 rows; at most 1,024"):
-        build("medusa", tree="9,9,9,9")
+    for name, more, message in (
+        ("tokenswift", {"heads": "random"}, "heads = 'random': a heads file"),
+        ("tokenswift", {"tree": "3,x"}, "tree = '3,x'; children by depth"),
+        ("medusa", {"tree": "9,9,9,9"}, "tree = '9,9,9,9' has 7,381 rows; at most 1,024"),
+        ("tokenswift_pace", {"mode": "faithful"}, "ngrams_few in mode faithful: its text would depend on the clock"),
+        ("tokenswift_pace", {"ngrams_few": 6}, "ngrams_few = 6 of 6 chains; fewer are needed"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(name, **more)
     with pytest.raises(
         UnsupportedCellError, match=r"at least 26 tokens \(16 sinks and two steps of 5 tokens\), got 25"
     ):
@@ -320,7 +351,7 @@ def test_a_step_never_waits_for_the_host(decoder: Decoder, name: str, monkeypatc
         work()
 
 
-@pytest.mark.parametrize("name", ["tokenswift", "medusa", "ngram"])
+@pytest.mark.parametrize("name", ["tokenswift_pace", "medusa", "ngram"])
 def test_a_step_changes_tensors_in_place(decoder: Decoder, name: str) -> None:
     """A replayed graph reads and writes the addresses that it was captured with."""
     method = build(name)
