@@ -384,11 +384,13 @@ def _of_text(seen: Mapping[str, float], full: Mapping[str, float] | None) -> Ite
         yield "average_distinct", whole, fmean(seen[name] for name in DISTINCT)
     speedups: dict[int, float] = {}
     for at in sorted(int(name.split("_")[1]) for name in seen if name.startswith("at_") and name.endswith("_steps")):
-        tokens, steps, ms = (seen[f"at_{at}_{name}"] for name in ("tokens", "steps", "ms"))
+        tokens, steps, ms = seen[f"at_{at}_tokens"], seen[f"at_{at}_steps"], seen.get(f"at_{at}_ms")
         if seen.get("depth"):
             yield "alpha", at, (tokens - 1 - steps) / (seen["depth"] * steps)
             yield "beta", at, seen[f"at_{at}_ngram_tokens"] / (seen["depth"] * steps)
         yield "tokens_per_step", at, (tokens - 1) / steps
+        if ms is None:  # a run that is not timed
+            continue
         yield "minutes", at, ms / 60_000
         yield "ms_per_token", at, ms / (tokens - 1)
         if full is not None and f"at_{at}_ms" in full:

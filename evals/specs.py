@@ -213,6 +213,7 @@ class GenerationRun(typed.Part):
     ``prompts`` are lengths in tokens, ``books`` how many prompts there are of each, and
     ``instructions`` how many more ask in a chat to go on with a book. Full writes first, whatever the
     variants say: the others are compared with it. A variant's budget in fractions is one of the prompt.
+    Texts that are not ``timed`` share a GPU with other jobs and have no times; Full writes only where it is named.
     """
 
     model: typed.Text
@@ -222,11 +223,12 @@ class GenerationRun(typed.Part):
     variants: Annotated[tuple[typed.Text, ...], typed.Distinct] = ()
     books: typed.Count = 1
     instructions: typed.Whole = 0
+    timed: bool = True
 
     @property
     def named(self) -> tuple[str, ...]:
         """Variants of the configuration that the run needs."""
-        return tuple(dict.fromkeys(("full", *self.variants)))
+        return tuple(dict.fromkeys((*["full"] * self.timed, *self.variants)))
 
 
 @dataclass(frozen=True, slots=True)

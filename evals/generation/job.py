@@ -40,13 +40,15 @@ def write_texts(config: RunConfig, name: str, output: Path) -> None:
         CheckpointError: the model cannot be loaded.
         LockHeldError: another process writes the same run.
     """
-    with lease_gpu(resolve_device(config.device), alone=True) as target:
+    asked = config.generation.runs.get(name)
+    with lease_gpu(resolve_device(config.device), alone=asked is None or asked.timed) as target:
         job = GenerationJob(config, name, target, output)
         books = range(job.spec.books + job.spec.instructions)
         with Store(output, Record, job.cells, lambda _: job.origin.fingerprint, samples=lambda _: len(books)) as store:
             for number, cell in product(books, job.cells):
                 if store.missing(cell, [number]):
-                    theirs = store.of(replace(cell, variant=REFERENCE_METHOD, budget=FULL_BUDGET))
+                    reference = replace(cell, variant=REFERENCE_METHOD, budget=FULL_BUDGET)
+                    theirs = store.of(reference) if reference in job.cells else []
                     full = next((record for record in theirs if record.index == number), None)
                     record = job.record(cell, number, full)
                     store.add(record)
@@ -114,6 +116,8 @@ class GenerationJob(ModelJob):
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
         request = Request(prompt, self.spec.tokens, seed=seed)
         ids, measures = texts.write_text(generator, method, request)
+        if not self.spec.timed:
+            measures = {key: value for key, value in measures.items() if not key.endswith("_ms")}
         theirs = None if full is None else full.output_ids
         same = theirs is not None and list(ids) == theirs
         measures |= texts.diversity(ids)

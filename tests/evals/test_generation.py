@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import tokenizers
 import torch
 import yaml
 
+from longdecode.analysis.measures import text_measures
 from longdecode.engine.acceptance import accept
 from longdecode.engine.endless import without_ends
 from longdecode.engine.errors import ConfigError
@@ -24,16 +26,10 @@ from longdecode.engine.speculation import DraftTree, PlacedTree
 from longdecode.engine.weights import random_decoder
 from longdecode.evals import exact_texts
 from longdecode.evals.generation import job as jobs
-from longdecode.evals.generation.texts import (
-    INSTRUCTION,
-    distinct,
-    diversity,
-    first_difference,
-    instruction,
-    write_text,
-)
+from longdecode.evals.generation import texts
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
+from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_records
 from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.draft_heads import DraftHeads, write_heads
@@ -64,7 +60,7 @@ def test_a_text_is_that_of_the_engine_with_totals_at_its_marks(
 ) -> None:
     request = Request(random_ids(90, 64), 70, seed=4)
     (want,) = generator.run([request], build(name))
-    ids, measures = write_text(generator, build(name), request)
+    ids, measures = texts.write_text(generator, build(name), request)
     assert ids == want.output_ids and measures["decode_steps"] == want.decode_steps
     places = [7, 14, 21, 28, 35, 42, 49, 56, 63, 70]
     assert [at for at in range(80) if f"at_{at}_steps" in measures] == places
@@ -75,17 +71,17 @@ def test_a_text_is_that_of_the_engine_with_totals_at_its_marks(
 
 def test_texts_are_measured_as_by_hand() -> None:
     ids = [1, 2, 1, 2, 1, 2, 3]
-    assert distinct(ids, 1) == 3 / 7 and distinct(ids, 2) == 3 / 6 and distinct([1, 2], 4) == 0
-    found = diversity(ids * 300)
+    assert texts.distinct(ids, 1) == 3 / 7 and texts.distinct(ids, 2) == 3 / 6 and texts.distinct([1, 2], 4) == 0
+    found = texts.diversity(ids * 300)
     assert found["distinct_2"] == 4 / 2099 and found["repeated_8"] == 1 - 7 / 2093
-    assert first_difference([1, 2, 3], [1, 2, 4]) == 2 and first_difference((1, 2), [1, 2]) is None
+    assert texts.first_difference([1, 2, 3], [1, 2, 4]) == 2 and texts.first_difference((1, 2), [1, 2]) is None
 
 
 def test_an_instruction_holds_a_story_and_no_text_ends(tmp_path: Path) -> None:
     """The chat and the story's beginning are the prompt; end tokens, added tokens and rows of no token are barred."""
     words = SimpleNamespace(chat_text=lambda text: f"<{text}>", encode=lambda text: tuple(map(ord, text)))
-    ids = instruction(words, range(1000, 1400), 300)  # type: ignore[arg-type]
-    assert ids == (ord("<"), *map(ord, INSTRUCTION), *range(1000, 1298 - len(INSTRUCTION)), ord(">"))
+    ids = texts.instruction(words, range(1000, 1400), 300)  # type: ignore[arg-type]
+    assert ids == (ord("<"), *map(ord, texts.INSTRUCTION), *range(1000, 1298 - len(texts.INSTRUCTION)), ord(">"))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
     tokens = tokenizers.Tokenizer(tokenizers.models.BPE({chr(100 + number): number for number in range(60)}, []))
     tokens.add_tokens(["<file>"])
@@ -150,13 +146,24 @@ def test_a_job_killed_at_a_text_goes_on_there_and_writes_the_same_records(
         assert math.isclose(record.score or 0, 71 / steps) and (exact or steps == 71), (variant, sampler)
         assert record.measures["at_40_tokens"] >= 40
     assert seen["streaming", "drawn"].measures["same_tokens"] < 72
-    written = list[int]()
+    # Untimed: the same text without its times, on a GPU that it shares.
+    given = config_with(config_values, variants=["swift"], samplers=["drawn"], timed=False)
+    monkeypatch.setattr(jobs, "lease_gpu", lambda device, alone: nullcontext(None if alone else device))
+    jobs.write_texts(build_run_config(given, "test"), "short", tmp_path / "untimed.parquet")
+    (untimed,) = read_records(tmp_path / "untimed.parquet", Record)
+    kept = {name: value for name, value in seen["swift", "drawn"].measures.items() if not name.endswith("_ms")}
+    assert untimed.measures == {name: kept[name] for name in kept.keys() - {"identical", "same_tokens"}}
+    assert {row["measure"] for row in text_measures([[untimed]], Spread(0.95, 100, 0))} & {"alpha", "minutes"} == {
+        "alpha"
+    }
+    monkeypatch.setattr(jobs, "lease_gpu", lambda device, alone: nullcontext(device if alone else None))
+    written, write = list[int](), texts.write_text
 
     def killed(*given: Any) -> Any:
         written.append(1)
         if len(written) in (3, 7):
             raise KeyboardInterrupt
-        return write_text(*given)
+        return write(*given)
 
     monkeypatch.setattr(jobs.texts, "write_text", killed)
     for _ in range(2):
