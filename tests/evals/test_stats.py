@@ -125,6 +125,11 @@ def test_a_small_sample_is_every_pattern_of_signs() -> None:
     assert stats.sign_flip_p([gaps], 9999, rng()) == pytest.approx(wanted)
 
 
+def test_differences_that_cancel_show_nothing_whatever_the_rounding_of_their_sum() -> None:
+    gaps = np.array([0.2] * 18 + [0.8 - 1] * 13 + [-0.4, -0.6])
+    assert 0 < abs(gaps.sum()) < 1e-12 and stats.sign_flip_p([gaps], 9999, rng()) == 1.0
+
+
 def test_equal_steps_are_the_exact_sign_test() -> None:
     gaps = np.array([1.0] * 9 + [-1.0] * 2 + [0.0] * 50)
     assert stats.sign_flip_p([gaps], 9999, rng()) == pytest.approx(binomtest(9, 11).pvalue)
