@@ -13,18 +13,10 @@ import pytest
 
 from longdecode.analysis import measures
 from longdecode.analysis.stage import claims_table, outcome
-from longdecode.reporting.papers.declaration import (
-    AmbiguousQueryError,
-    Claim,
-    Found,
-    Query,
-    QueryError,
-    Tables,
-    load_declarations,
-)
+from longdecode.reporting.papers import declaration
 
 PAPERS = Path(__file__).parents[2] / "reporting" / "papers"
-LYCHEE = load_declarations(PAPERS)["lychee"]
+LYCHEE = declaration.load_declarations(PAPERS)["lychee"]
 MEASURES = pd.DataFrame(
     {
         "measure": "alpha", "variant": ["a", "a", "b", "c"], "context": [4096, 4096, 4096, 8192],
@@ -35,22 +27,22 @@ MEASURES = pd.DataFrame(
 
 
 @pytest.fixture
-def tables() -> Tables:
-    return Tables({"measures": MEASURES})
+def tables() -> declaration.Tables:
+    return declaration.Tables({"measures": MEASURES})
 
 
-def query(where: dict[str, Any], **given: Any) -> Query:
-    return Query(table="measures", where=where, **given)
+def query(where: dict[str, Any], **given: Any) -> declaration.Query:
+    return declaration.Query(table="measures", where=where, **given)
 
 
-def test_one_row_is_found_by_values_of_any_type(tables: Tables) -> None:
+def test_one_row_is_found_by_values_of_any_type(tables: declaration.Tables) -> None:
     found = tables.find(query({"variant": "b", "context": 4096}))
     assert found is not None
     assert (found.value, found.low, found.high, found.n, found.unit) == (0.3, 0.2, 0.4, 3, "share")
     assert tables.find(query({"variant": "b", "context": "4096"})) == found
 
 
-def test_of_several_the_longest_the_best_or_the_one_named_first(tables: Tables) -> None:
+def test_of_several_the_longest_the_best_or_the_one_named_first(tables: declaration.Tables) -> None:
     values = [
         tables.find(query({"variant": "a"}, longest="length")),
         tables.find(query({}, best="highest")),
@@ -60,35 +52,37 @@ def test_of_several_the_longest_the_best_or_the_one_named_first(tables: Tables) 
     assert [found.value for found in values if found] == [0.2, 0.3, 0.1, 0.3]
 
 
-def test_an_ambiguous_query_and_an_unknown_column_are_refused(tables: Tables) -> None:
-    with pytest.raises(AmbiguousQueryError, match=r"2 rows of measures.csv fit; they differ in length, value"):
+def test_an_ambiguous_query_and_an_unknown_column_are_refused(tables: declaration.Tables) -> None:
+    with pytest.raises(
+        declaration.AmbiguousQueryError, match=r"2 rows of measures.csv fit; they differ in length, value"
+    ):
         tables.find(query({"variant": "a"}))
-    with pytest.raises(QueryError, match="has no column window"):
+    with pytest.raises(declaration.QueryError, match="has no column window"):
         tables.find(query({"window": 2}))
 
 
-def test_rows_without_a_number_and_missing_tables_are_nothing(tables: Tables) -> None:
+def test_rows_without_a_number_and_missing_tables_are_nothing(tables: declaration.Tables) -> None:
     assert tables.find(query({"variant": "c"})) is None
-    assert tables.find(Query(table="speed", where={"variant": "full"})) is None
+    assert tables.find(declaration.Query(table="speed", where={"variant": "full"})) is None
 
 
 def test_scores_are_shown_in_points_and_gains_relative_to_b() -> None:
     score = {"variant": "full", "value": 0.5, "low": 0.4, "high": 0.6, "n": 9, "unit": "fraction", "right": 4.5}
     pair = {"a": "retro", "b_value": 50.0, "difference": 5.0, "low": -1.0, "high": 11.0, "n": 9, "unit": "points"}
-    both = Tables({"summary": pd.DataFrame([score]), "comparisons": pd.DataFrame([pair])})
-    found = [both.find(Query(table="summary", column=column)) for column in (None, "right")]
-    gain = both.find(Query(table="comparisons", where={"a": "retro"}, relative=True))
+    both = declaration.Tables({"summary": pd.DataFrame([score]), "comparisons": pd.DataFrame([pair])})
+    found = [both.find(declaration.Query(table="summary", column=column)) for column in (None, "right")]
+    gain = both.find(declaration.Query(table="comparisons", where={"a": "retro"}, relative=True))
     assert [(f.value, f.unit) for f in found if f] == [(50.0, "points"), (4.5, "questions")]
     assert gain is not None and (gain.value, gain.low, gain.high, gain.unit) == (10.0, -2.0, 22.0, "percent")
 
 
-def claim(**given: Any) -> Claim:
+def claim(**given: Any) -> declaration.Claim:
     asked = {"claim": "c", "published": {}, "like": {"table": "speed"}, "conditions": "", "no_effect": 1}
-    return Claim.model_validate(asked | given)
+    return declaration.Claim.model_validate(asked | given)
 
 
-def found(value: float, low: float, high: float) -> Found:
-    return Found(value, low, high, 9, "times", "v", {})
+def found(value: float, low: float, high: float) -> declaration.Found:
+    return declaration.Found(value, low, high, 9, "times", "v", {})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +122,7 @@ def test_of_words_without_a_number_the_sign_decides(bounds: tuple[float, float],
 
 def test_a_claim_that_fits_several_rows_is_not_read_and_says_why() -> None:
     speed = speed_of(*({"op_sizes": size, "ratio": 1.6} for size in ("a", "b")))
-    row = claims_table({"lychee": LYCHEE}, Tables({"speed": speed}), "qwen").iloc[0]
+    row = claims_table({"lychee": LYCHEE}, declaration.Tables({"speed": speed}), "qwen").iloc[0]
     assert row["verdict"] == "not run" and row["why"] == "Not read: 2 rows of speed.csv fit; they differ in op_sizes."
 
 
@@ -144,21 +138,21 @@ def speed_of(*steps: dict[str, Any]) -> pd.DataFrame:
 
 
 @pytest.fixture
-def timed() -> Tables:
+def timed() -> declaration.Tables:
     """One step of LycheeDecode, 1.6 times as fast as full attention where memory traffic allows 1.83."""
     row = dict.fromkeys(measures.COLUMNS, np.nan) | {name: STEP[name] for name in STEP if name in measures.COLUMNS}
     row |= {"measure": "memory_bound", "value": 1.826, "unit": "times", "n": 9, "over": "full"}
-    return Tables({"speed": speed_of({"ratio": 1.6}), "measures": pd.DataFrame([row])})
+    return declaration.Tables({"speed": speed_of({"ratio": 1.6}), "measures": pd.DataFrame([row])})
 
 
-def test_the_bound_in_a_reason_is_looked_up_and_names_its_context(timed: Tables) -> None:
+def test_the_bound_in_a_reason_is_looked_up_and_names_its_context(timed: declaration.Tables) -> None:
     row = claims_table({"lychee": LYCHEE}, timed, "qwen").iloc[0]
     assert (row["like_for_like"], row["bound"], row["verdict"]) == (1.6, 1.826, "not reproduced")
     assert row["why"].startswith("At 131,072 tokens memory traffic allows 1.83 over")
 
 
-def test_one_committed_run_answers_a_claim_and_a_run_of_ones_own_answers_all(timed: Tables) -> None:
-    papers = load_declarations(PAPERS)
+def test_one_committed_run_answers_a_claim_and_a_run_of_ones_own_answers_all(timed: declaration.Tables) -> None:
+    papers = declaration.load_declarations(PAPERS)
     elsewhere = claims_table(papers, timed, "retro").iloc[0]
     assert (elsewhere["verdict"], elsewhere["why"]) == ("not run", "The run qwen answers it.")
     assert claims_table(papers, timed, "mine").iloc[0]["verdict"] == "not reproduced"
@@ -166,5 +160,5 @@ def test_one_committed_run_answers_a_claim_and_a_run_of_ones_own_answers_all(tim
 
 def test_the_best_variant_says_where_it_is_best() -> None:
     speed = speed_of({"ratio": 1.6}, {"batch": 4, "ratio": 2.79})
-    row = claims_table({"lychee": LYCHEE}, Tables({"speed": speed}), "qwen").iloc[0]
+    row = claims_table({"lychee": LYCHEE}, declaration.Tables({"speed": speed}), "qwen").iloc[0]
     assert (row["best"], row["best_variant"]) == (2.79, "lychee, batch 4")

@@ -26,16 +26,8 @@ from longdecode.evals.quality_job import QualityJob
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.store import read_records
+from longdecode.evals.tasks import longbench
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.longbench import (
-    ENGLISH_EIGHT,
-    EVEN_THIRTEEN,
-    PROTOCOLS,
-    V2,
-    LongBench,
-    LongBenchProtocol,
-    read_v1_rows,
-)
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
 
 HUB_REVISION = SOURCES["longbench"].revision
@@ -82,9 +74,9 @@ def test_rows_come_in_order_from_a_folder_and_from_an_archive(tmp_path: Path) ->
     (tmp_path / "zipped").mkdir()
     write_archive(tmp_path / "zipped", rows)
     for folder in ("plain", "zipped"):
-        found = read_v1_rows(tmp_path / folder, "qasper", 3)
+        found = longbench.read_v1_rows(tmp_path / folder, "qasper", 3)
         assert [item.text("input") for item in found] == [f"Question {i}é\u2028?" for i in range(3)]
-        assert len(read_v1_rows(tmp_path / folder, "qasper", 99)) == 5
+        assert len(longbench.read_v1_rows(tmp_path / folder, "qasper", 99)) == 5
 
 
 @pytest.mark.parametrize(
@@ -105,7 +97,7 @@ def test_a_hub_id_is_fetched_at_a_pinned_revision(
         return str(write_archive(tmp_path, [row()]))
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert read_v1_rows(Path(given), "qasper", 1)[0].text("input") == "Who?"
+    assert longbench.read_v1_rows(Path(given), "qasper", 1)[0].text("input") == "Who?"
     assert calls == [((repo, "data.zip"), {"repo_type": "dataset", "revision": revision})]
 
 
@@ -123,25 +115,25 @@ def test_what_cannot_be_read_says_how_to_fetch_it(tmp_path: Path, monkeypatch: p
         (Path("zai-org/LongBench"), "qmsum", "OSError: no route"),
     ):
         with pytest.raises(DataUnavailableError, match=rf"{reason}.*curl -L .*{HUB_REVISION}.*data\.longbench"):
-            LongBench(dataset, {"longbench": source}).samples(4096, 1, 0, CHARACTERS)
+            longbench.LongBench(dataset, {"longbench": source}).samples(4096, 1, 0, CHARACTERS)
 
 
 def test_prompts_are_the_protocols_with_context_and_question_put_in(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     write_rows(tmp_path / "qasper.jsonl", [row(context="Braces {input} stay.")])
     sample = get_task("longbench_qasper_prompt", {"longbench": tmp_path}).samples(4096, 1, 0, tokenizer)[0]
-    assert sample.prompt == PROTOCOLS["qasper"].prompt.replace("{input}", "Who?").replace(
+    assert sample.prompt == longbench.PROTOCOLS["qasper"].prompt.replace("{input}", "Who?").replace(
         "{context}", "Braces {input} stay."
     )
     assert (sample.forced, sample.max_new_tokens, sample.stop) == ("", 128, None)
 
 
-@pytest.mark.parametrize("dataset", [name for name in PROTOCOLS if name != V2])
+@pytest.mark.parametrize("dataset", [name for name in longbench.PROTOCOLS if name != longbench.V2])
 def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
     dataset: str, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     write_rows(tmp_path / f"{dataset}.jsonl", [row(context="Now, one. Question: two. " * 20)])
     whole = get_task(f"longbench_{dataset}_prompt", {"longbench": tmp_path}).samples(8192, 1, 0, tokenizer)[0].prompt
-    fed = LongBench(dataset, {"longbench": tmp_path}).samples(8192, 1, 0, tokenizer)[0]
+    fed = longbench.LongBench(dataset, {"longbench": tmp_path}).samples(8192, 1, 0, tokenizer)[0]
     assert fed.prompt + fed.forced == whole
     expected = {
         "narrativeqa": "Do not provide any explanation.\n\nQuestion: Who?\n\nAnswer:",
@@ -163,7 +155,7 @@ def test_a_long_prompt_loses_its_middle(
     prompt, forced = word_tokenizer.prompt_ids(sample.prompt), word_tokenizer.encode(sample.forced)
     kept = (*prompt[1:], *forced)
     whole = word_tokenizer.encode(
-        PROTOCOLS["qasper"].prompt.replace("{context}", " ".join(words)).replace("{input}", "w7 w8 ?")
+        longbench.PROTOCOLS["qasper"].prompt.replace("{context}", " ".join(words)).replace("{input}", "w7 w8 ?")
     )
     # The begin-of-text token has a place of its own; an odd limit loses one token to the halves.
     assert prompt[0] == 0 and context - 128 - 2 <= len(prompt) + len(forced) <= context - 128
@@ -180,10 +172,10 @@ def test_a_context_no_longer_than_the_generation_is_unsupported(tmp_path: Path, 
 
 def test_suites_hold_all_tasks_and_run_the_papers_eight_by_default() -> None:
     for suite, suffix in (("longbench", ""), ("longbench_prompt", "_prompt")):
-        names = {f"longbench_e_{dataset}{suffix}" for dataset in EVEN_THIRTEEN}
+        names = {f"longbench_e_{dataset}{suffix}" for dataset in longbench.EVEN_THIRTEEN}
         assert len(names) == 13 and names | {f"longbench_v2{suffix}"} <= set(suite_tasks(suite))
         assert len(suite_tasks(suite)) == 16 + 13 + 1
-        assert default_tasks(suite) == tuple(f"longbench_{name}{suffix}" for name in ENGLISH_EIGHT)
+        assert default_tasks(suite) == tuple(f"longbench_{name}{suffix}" for name in longbench.ENGLISH_EIGHT)
         assert set(default_tasks(suite)) <= set(suite_tasks(suite))
     assert default_tasks("mini_book") == suite_tasks("mini_book")
 
@@ -193,8 +185,8 @@ def test_the_prompt_of_a_real_row_is_the_one_seen_elsewhere(shared_data: Path, t
     (tmp_path / "narrativeqa.jsonl").symlink_to(folder / "narrativeqa.row0.jsonl")
     seen = (folder / "narrativeqa.row0.llama3_prompt.txt").read_text(encoding="utf-8")
     content = seen.partition("<|end_header_id|>\n\n")[2].partition("<|eot_id|>")[0]
-    read = read_v1_rows(tmp_path, "narrativeqa", 1)[0]
-    template = PROTOCOLS["narrativeqa"].prompt
+    read = longbench.read_v1_rows(tmp_path, "narrativeqa", 1)[0]
+    template = longbench.PROTOCOLS["narrativeqa"].prompt
     assert template.replace("{context}", read.text("context")).replace("{input}", read.text("input")) == content
     assert read.texts("answers") == ("He is a guest in the home of the Mulvilles.",)
 
@@ -207,7 +199,7 @@ def test_real_rows_become_samples_that_fit(
     dataset: str, file: str, rows: int, shared_data: Path, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     (tmp_path / f"{dataset}.jsonl").symlink_to(shared_data / "longbench" / file)
-    task = LongBench(dataset, {"longbench": tmp_path})
+    task = longbench.LongBench(dataset, {"longbench": tmp_path})
     samples = task.samples(2048, 100, 0, tokenizer)
     assert [sample.index for sample in samples] == list(range(rows))
     for sample in samples:
@@ -241,7 +233,9 @@ def test_real_tasks_begin_with_the_tokenizers_first_and_stop_at_eos(byte_checkpo
 def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The protocol's 512 tokens take ten seconds here and show nothing more.
     monkeypatch.setitem(
-        cast(dict[str, LongBenchProtocol], PROTOCOLS), "qmsum", replace(PROTOCOLS["qmsum"], max_new_tokens=48)
+        cast(dict[str, longbench.LongBenchProtocol], longbench.PROTOCOLS),
+        "qmsum",
+        replace(longbench.PROTOCOLS["qmsum"], max_new_tokens=48),
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "qmsum.jsonl").symlink_to(shared_data / "longbench" / "rebuilt" / "qmsum.first40.jsonl")
@@ -303,11 +297,11 @@ def official_rows(shared_data: Path, dataset: str) -> list[int]:
     return [int(row) for task, _, row, *_ in (line.split("\t") for line in index) if task == dataset]
 
 
-@pytest.mark.parametrize("dataset", ENGLISH_EIGHT)
+@pytest.mark.parametrize("dataset", longbench.ENGLISH_EIGHT)
 def test_a_row_is_its_log_s_row(dataset: str, english: Path, shared_data: Path) -> None:
     logged = read_rows(shared_data / "longbench" / "scorer_golden" / "llama2-7b-chat" / f"{dataset}.jsonl")
     rows, numbers = read_rows(english / f"{dataset}.jsonl"), official_rows(shared_data, dataset)
-    task, template = LongBench(dataset, {"longbench": english}), PROTOCOLS[dataset].prompt
+    task, template = longbench.LongBench(dataset, {"longbench": english}), longbench.PROTOCOLS[dataset].prompt
     whole, short = (task.samples(context, 999, 0, CHARACTERS) for context in (1 << 20, 2048))
     assert len(whole) == len(short) == len(rows) == len(numbers) == ROWS[dataset]
     half = (2048 - task.protocol.max_new_tokens) // 2
@@ -335,7 +329,7 @@ def test_longbench_e_asks_as_its_base_task(dataset: str, shared_data: Path, tmp_
     assert (even.metric, even.suite, len(samples)) == (base.metric, "longbench", 10)
     for sample, row in zip(samples, read_rows(file), strict=True):
         assert row["dataset"] == f"{dataset}_e" and sample.meta[0] == tuple(row["answers"])
-        assert sample.prompt + sample.forced == PROTOCOLS[dataset].prompt.format(**row)
+        assert sample.prompt + sample.forced == longbench.PROTOCOLS[dataset].prompt.format(**row)
         for text in (row["answers"][0], "Paragraph 3", "no such thing"):
             assert even.score(sample, text, ()) == base.score(sample, text, ())
     with pytest.raises(DataUnavailableError, match=rf"{dataset}\.jsonl in .* cannot be read"):  # never the base's
@@ -356,7 +350,7 @@ def test_longbench_v2_on_its_own_rows(shared_data: Path, tmp_path: Path) -> None
         for form in ("lines", "array")
     ]
     assert made[0] == made[1] and len(made[0]) == 6
-    task = LongBench(V2, {"longbench_v2": None})
+    task = longbench.LongBench(longbench.V2, {"longbench_v2": None})
     for sample, row in zip(made[0], rows, strict=True):
         text = sample.prompt + sample.forced
         assert text.count(row["context"]) == 1 and sample.max_new_tokens == 128

@@ -13,18 +13,8 @@ from torch import Tensor
 from longdecode.engine.attention import Selection
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
+from longdecode.evals import retrospection
 from longdecode.evals import retrospection as traces
-from longdecode.evals.retrospection import (
-    ALL_LAYERS,
-    COLUMNS,
-    MINUS,
-    SAMPLES,
-    PageChoices,
-    chosen_and_next,
-    measure_retrospection,
-    measured,
-    record,
-)
 from longdecode.evals.run_config import build_run_config
 from longdecode.methods.conformance_bench import make_inputs
 from longdecode.methods.conformance_model import CONFIG
@@ -35,21 +25,21 @@ BATCH, HEADS, PAGES, STEPS, LAYERS = 2, 3, 12, 9, 2
 
 
 @pytest.fixture
-def choices(rng: torch.Generator) -> PageChoices:
+def choices(rng: torch.Generator) -> retrospection.PageChoices:
     """Random selections whose rows grow by a page now and then."""
     steps = torch.arange(STEPS)
     used = torch.stack((6 + steps // 2, 8 + steps // 3), dim=1)
     known = (torch.arange(PAGES) < used[..., None])[:, None, :, None]
     draws = torch.rand(2, STEPS, LAYERS, BATCH, HEADS, PAGES, generator=rng) < 0.45
     draws[0, ..., 0] = True
-    return PageChoices(draws[0] & known, draws[1] & known & ~draws[0], used)
+    return retrospection.PageChoices(draws[0] & known, draws[1] & known & ~draws[0], used)
 
 
 def pages(mask: Tensor, row: int, head: int) -> set[int]:
     return set(mask[row, head].nonzero()[:, 0].tolist())
 
 
-def test_overlaps_and_effective_budgets_are_those_of_sets(choices: PageChoices) -> None:
+def test_overlaps_and_effective_budgets_are_those_of_sets(choices: retrospection.PageChoices) -> None:
     for row in range(BATCH):
         for lag in (1, 4):
             shares, unions = [], []
@@ -72,7 +62,7 @@ def test_the_next_ranks_are_as_many_as_the_list_and_none_of_it(rng: torch.Genera
     scores = torch.randn(1, 1, 10, generator=rng)
     scores[..., 8:] = float("-inf")  # not in use
     listed = torch.tensor([[[2, 5, 7, 0]]])  # the last entry is past the count
-    top, following = chosen_and_next(Selection(listed, torch.tensor([[3]]), 16), scores)
+    top, following = retrospection.chosen_and_next(Selection(listed, torch.tensor([[3]]), 16), scores)
     others = sorted(set(range(8)) - {2, 5, 7}, key=lambda page: -float(scores[0, 0, page]))
     assert pages(top, 0, 0) == {2, 5, 7} and pages(following, 0, 0) == set(others[:3])
 
@@ -92,23 +82,25 @@ def test_states_lie_where_they_must(seed: int) -> None:
     }
     rows = {
         (label, measure, layer, index): values
-        for label, measure, layer, index, values in measured(inputs.decoder, prompt, inputs.fed, built)
+        for label, measure, layer, index, values in retrospection.measured(inputs.decoder, prompt, inputs.fed, built)
     }
     for layer in range(CONFIG.num_layers):
         at = (layer, 0)
         assert float(rows[("whole", "output_final_error", *at)].max()) < 1e-5
-        assert float(rows[("one", "output_error" + MINUS, *at)].abs().max()) < 1e-6
+        assert float(rows[("one", "output_error" + retrospection.MINUS, *at)].abs().max()) < 1e-6
         keys = rows[("quest", "key_error", *at)]
         assert bool((keys < 1e-5).all()) if layer < 3 else float(keys.max()) > 1e-3
-        moved = rows[("three", "key_error" + MINUS, *at)].abs().max()
+        moved = rows[("three", "key_error" + retrospection.MINUS, *at)].abs().max()
         assert float(moved) < 1e-5 if layer < 3 else float(moved) > 1e-5
     # What a past row kept before its correction is what it put out in its own step.
     assert float((rows["three", "output_final_error", 3, 0] - rows["three", "output_error", 3, 0]).abs().max()) > 1e-4
-    assert rows["one", "loss_gap", ALL_LAYERS, 7].equal(rows["quest", "loss_gap", ALL_LAYERS, 7])
+    assert rows["one", "loss_gap", retrospection.ALL_LAYERS, 7].equal(
+        rows["quest", "loss_gap", retrospection.ALL_LAYERS, 7]
+    )
     with pytest.raises(ConfigError, match="one of method 'quest'"):
-        next(measured(inputs.decoder, prompt, inputs.fed, {"one": built["one"]}))
+        next(retrospection.measured(inputs.decoder, prompt, inputs.fed, {"one": built["one"]}))
     with pytest.raises(ConfigError, match="dropped token"):
-        record(inputs.decoder, prompt, get_method("streaming").from_budget(64, CONFIG), inputs.fed)
+        retrospection.record(inputs.decoder, prompt, get_method("streaming").from_budget(64, CONFIG), inputs.fed)
 
 
 def test_the_table_has_a_row_a_measure_and_models_have_tasks_of_their_own(
@@ -116,13 +108,15 @@ def test_the_table_has_a_row_a_measure_and_models_have_tasks_of_their_own(
 ) -> None:
     spec = {"models": {"tiny": "mini_book_loss"}, "variants": ["quest", "retro"], "contexts": [512], "steps": 5}
     values = config_values | {"methods": {"full": {}, "quest": SPARSE, "retro": SPARSE}, "budgets": [64, 0.25]}
-    measure_retrospection(build_run_config(values | {"retrospection": spec}, "c"), "tiny", tmp_path / "tiny.parquet")
+    retrospection.measure_retrospection(
+        build_run_config(values | {"retrospection": spec}, "c"), "tiny", tmp_path / "tiny.parquet"
+    )
     table = pd.read_parquet(tmp_path / "tiny.parquet")
-    assert list(table.columns) == list(COLUMNS) and set(table["budget"]) == {"64", "0.25"}
-    assert set(table["n"]) == {SAMPLES} and (table["low"] <= table["value"] + 1e-6).all()
+    assert list(table.columns) == list(retrospection.COLUMNS) and set(table["budget"]) == {"64", "0.25"}
+    assert set(table["n"]) == {retrospection.SAMPLES} and (table["low"] <= table["value"] + 1e-6).all()
     lags = table[(table["measure"] == "effective_budget") & (table["budget"] == "64")]
     assert list(lags["index"]) == [1, 2, 3, 4] and (lags["value"] >= 1).all()
-    assert set(table[table["measure"].str.endswith(MINUS)]["variant"]) == {"retro"}
+    assert set(table[table["measure"].str.endswith(retrospection.MINUS)]["variant"]) == {"retro"}
     for wrong, said in (
         ({"models": {"small": "fidelity_forced"}}, r"retrospection\.models.*small"),
         ({"models": {"tiny": "mini_bok_loss"}}, "mini_book_loss"),

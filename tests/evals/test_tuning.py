@@ -11,17 +11,8 @@ import yaml
 
 from longdecode.engine.errors import ConfigError, DataUnavailableError
 from longdecode.engine.tokenizer import load_tokenizer
-from longdecode.evals import tuning
+from longdecode.evals import fairness, tuning
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.fairness import (
-    Trial,
-    Tuned,
-    TuningRecord,
-    read_tuning,
-    require_fair,
-    tuning_status,
-    tuning_statuses,
-)
 from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.specs import TuningSpec
@@ -52,12 +43,14 @@ def values(**more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def record(**chosen: dict[str, Any]) -> TuningRecord:
+def record(**chosen: dict[str, Any]) -> fairness.TuningRecord:
     methods = {
-        name: Tuned(fixed={}, chosen=knobs, trials=(Trial(setting=knobs, value=1.0, by_task={}),), seconds=1.0)
+        name: fairness.Tuned(
+            fixed={}, chosen=knobs, trials=(fairness.Trial(setting=knobs, value=1.0, by_task={}),), seconds=1.0
+        )
         for name, knobs in chosen.items()
     }
-    return TuningRecord(
+    return fairness.TuningRecord(
         model="miniature", model_hash="m", revision="r", device="d", seed=9, budget=0.1, contexts=(512,), samples=1,
         settings=3, full={}, left_out=(), methods=methods, prompts=("p" * 64,),
     )  # fmt: skip
@@ -66,14 +59,14 @@ def record(**chosen: dict[str, Any]) -> TuningRecord:
 TIDAL = {"reselect_layer": 7, "sink_tokens": 0, "recent_tokens": 32}
 
 
-def run_with(path: Path, found: TuningRecord, **more: Any) -> RunConfig:
+def run_with(path: Path, found: fairness.TuningRecord, **more: Any) -> RunConfig:
     path.write_text(found.model_dump_json())
     return build_run_config(values(tuning={"records": {"miniature": str(path)}}, **more), "run.yaml")
 
 
 def tune_by(
     worth: dict[tuple[str, int], float], monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> tuple[list[tuple[str, Any]], TuningRecord]:
+) -> tuple[list[tuple[str, Any]], fairness.TuningRecord]:
     """Tune where each method and value of its first knob has a score (0.1 unless given), and return what was tried."""
     tried: list[tuple[str, Any]] = []
 
@@ -99,7 +92,7 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
     assert tried == [("full", None), *(("streaming", n) for n in (4, 0, 16)), *(("tidal", n) for n in (4, 5, 6))]
     assert made.methods["streaming"].chosen == {"sinks": 0}, "a tie takes the smallest"
     assert made.methods["tidal"].chosen == {"reselect_layer": 6, "sink_tokens": 0, "recent_tokens": 0}
-    assert read_tuning(tmp_path / "t.json") == made and made.prompts == ("a" * 64,)
+    assert fairness.read_tuning(tmp_path / "t.json") == made and made.prompts == ("a" * 64,)
     none = tune_by({}, monkeypatch, tmp_path)[1].methods["streaming"]
     assert none.chosen == {"sinks": 4}, "a knob without effect stays at its default"
 
@@ -165,12 +158,12 @@ def test_a_variant_takes_the_tuned_values_and_its_own_override_them(tmp_path: Pa
     run = run_with(tmp_path / "t.json", found, methods=own)
     assert run.methods["tidal"].params_of("miniature") == TIDAL
     assert run.methods["mine"].params_of("miniature") == TIDAL | {"recent_tokens": 8}
-    said = {entry.variant: (entry.tuned, entry.untuned) for entry in tuning_statuses(run, "miniature")}
+    said = {entry.variant: (entry.tuned, entry.untuned) for entry in fairness.tuning_statuses(run, "miniature")}
     assert said["tidal"] == (True, "") and said["full"] == (None, "")
     assert said["mine"] == (False, "recent_tokens = 8, tuned: 32")
     with pytest.raises(ConfigError, match=r"methods\.mine: .*recent_tokens = 8.*allow_untuned=true"):
-        require_fair(run)
-    require_fair(run_with(tmp_path / "t.json", found, methods=own, allow_untuned=True))
+        fairness.require_fair(run)
+    fairness.require_fair(run_with(tmp_path / "t.json", found, methods=own, allow_untuned=True))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +183,7 @@ def test_a_run_that_tunes_some_methods_only_is_refused(tmp_path: Path, chosen: A
     else:
         run = build_run_config(values(tuning=None, **more), "run.yaml")
     with pytest.raises(ConfigError, match=says):
-        require_fair(run)
+        fairness.require_fair(run)
 
 
 def test_values_of_one_model_are_refused_on_another(tmp_path: Path) -> None:
@@ -199,13 +192,13 @@ def test_values_of_one_model_are_refused_on_another(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"tuning\.records\.miniature: holds what was tuned on another; .*allow_untuned"
     ):
-        require_fair(run)
-    same = read_tuning(SHIPPED).model_copy(update={"model": "another"})
-    require_fair(run_with(tmp_path / "same.json", same))
+        fairness.require_fair(run)
+    same = fairness.read_tuning(SHIPPED).model_copy(update={"model": "another"})
+    fairness.require_fair(run_with(tmp_path / "same.json", same))
 
 
 def test_a_choice_that_no_trial_made_is_no_record(tmp_path: Path) -> None:
-    good = read_tuning(SHIPPED)
+    good = fairness.read_tuning(SHIPPED)
     streaming = good.methods["streaming"]
     for wrong, says in (
         (streaming.model_copy(update={"chosen": {"sinks": 1000}}), "is no best trial"),
@@ -215,16 +208,16 @@ def test_a_choice_that_no_trial_made_is_no_record(tmp_path: Path) -> None:
             good.model_copy(update={"methods": good.methods | {"streaming": wrong}}).model_dump_json()
         )
         with pytest.raises(ConfigError, match=says):
-            read_tuning(tmp_path / "t.json")
+            fairness.read_tuning(tmp_path / "t.json")
 
 
 def test_a_knob_of_the_model_that_was_not_tuned_along_is_untuned_and_another_file_is_not() -> None:
-    known = read_tuning(SHIPPED)
+    known = fairness.read_tuning(SHIPPED)
     tuned = {**known.methods["lychee"].fixed, **known.methods["lychee"].chosen}
-    assert tuning_status("lychee", tuned, "lychee", known) == ("lychee", True, True, "")
-    by_hand = tuning_status("lychee", tuned | {"retrieval_heads": 3}, "lychee", known)
+    assert fairness.tuning_status("lychee", tuned, "lychee", known) == ("lychee", True, True, "")
+    by_hand = fairness.tuning_status("lychee", tuned | {"retrieval_heads": 3}, "lychee", known)
     assert (by_hand.tuned, by_hand.untuned) == (False, "retrieval_heads = 3, tuned: None")
-    assert tuning_status("lychee", tuned | {"roles": "other.json"}, "lychee", known).tuned
+    assert fairness.tuning_status("lychee", tuned | {"roles": "other.json"}, "lychee", known).tuned
 
 
 def test_a_variant_that_names_every_suite_stands_beside_the_others(tmp_path: Path) -> None:
@@ -233,7 +226,7 @@ def test_a_variant_that_names_every_suite_stands_beside_the_others(tmp_path: Pat
     for restricted in ({"suites": ["mini_recall"]}, {"budgets": [0.25]}, {"budgets": [0.25, 0.5]}):
         methods = {"full": {}, "tidal": {}, "part": part | restricted}
         with pytest.raises(ConfigError, match=r"methods\.part: .*reselect_layer = 4, tuned: 7"):
-            require_fair(run_with(tmp_path / "t.json", found, methods=methods))
+            fairness.require_fair(run_with(tmp_path / "t.json", found, methods=methods))
 
 
 def test_a_variant_is_judged_where_it_runs_and_stands_beside_others() -> None:
@@ -243,7 +236,9 @@ def test_a_variant_is_judged_where_it_runs_and_stands_beside_others() -> None:
     by_model = {"tidal": {"by_model": {"other": {"reselect_layer": 4}}}, "streaming": {"models": ["miniature"]}}
     for models, own in (({"miniature": weights}, {"streaming": {}, "tidal": {}, "part": part}),
                         ({"miniature": weights, "other": weights}, by_model)):  # fmt: skip
-        require_fair(build_run_config(values(models=models, methods={"full": {}} | own, tuning=None), "run.yaml"))
+        fairness.require_fair(
+            build_run_config(values(models=models, methods={"full": {}} | own, tuning=None), "run.yaml")
+        )
 
 
 @pytest.mark.parametrize(
@@ -291,7 +286,7 @@ def test_the_configurations_are_fair(name: str, monkeypatch: pytest.MonkeyPatch)
     if missing := [path for path in made if path.startswith("results/") and not Path(path).is_file()]:
         pytest.skip(f"snakemake tune makes {missing[0]} first")
     run = build_run_config(config, name, check_fairness=True)
-    known = read_tuning(SHIPPED)
+    known = fairness.read_tuning(SHIPPED)
     for name in ("tidal", "lychee", "duo", "streaming"):
         if name in run.methods and "miniature" in run.tuning.records:
             chosen = known.methods[name].chosen
@@ -301,7 +296,7 @@ def test_the_configurations_are_fair(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_the_shipped_record_is_of_the_shipped_model_and_chooses_what_scored_most() -> None:
     from longdecode.evals.provenance import checkpoint_hash
 
-    known, weights = read_tuning(SHIPPED), ROOT / "models" / "miniature" / "weights"
+    known, weights = fairness.read_tuning(SHIPPED), ROOT / "models" / "miniature" / "weights"
     assert known.model_hash == checkpoint_hash(weights)
     for method, tuned in known.methods.items():
         scores = {repr(trial.setting): trial.value or 0.0 for trial in tuned.trials}
