@@ -230,7 +230,8 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
         for (model, suite, task), part in groups(told, ["model", "suite", "task"]):
             nearest = top(part, -part.loss)
             if (run.name, model) not in known and model not in passed:
-                least = f"{run.title(nearest.variant)} loses {wording.number(nearest.loss, 'points')} points"
+                bounds = wording.interval(nearest.loss_low, nearest.loss_high, "points")
+                least = f"{run.title(nearest.variant)} loses {wording.number(nearest.loss, 'points')} points {bounds}"
                 answer = f"Full: all that ran it whole lose; nearest, {least}" if nearest.verdict == "worse" else least
                 answer += "".join(_on_a_part(run, model, suite, set(part.variant)))
                 place = f"{wording.model_title(model)}, {wording.task_title(suite, task)}"
