@@ -23,7 +23,8 @@ BUDGETS: dict[tuple[str, ...], int] = {
     ("analysis", "reporting"): 3_600,
     ("workflow", "src", ".ci", "profiles"): 1_400,
     TRAINED: 3_600,
-    ("tests",): 21_000,
+    # With 300 for a sceptic, who recomputes every table by a script that shares no code with the project.
+    ("tests",): 21_300,
     ("evals",): 7_500,
 }
 
