@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,9 @@ def _weight_map(index: Path) -> dict[str, str]:
 class _Reader:
     """Named tensors of a checkpoint, checked for shape as they are read."""
 
+    cat: Callable[[tuple[Tensor, ...] | list[Tensor]], Tensor] = staticmethod(torch.cat)
+    stack: Callable[[tuple[Tensor, ...] | list[Tensor]], Tensor] = staticmethod(torch.stack)
+
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, stack: ExitStack):
         from safetensors import SafetensorError, safe_open
 
@@ -215,7 +218,7 @@ class _Reader:
 
     def fused(self, names: Iterator[tuple[str, int]], *rest: int) -> Tensor:
         """Several tensors stacked along their rows."""
-        return torch.cat([self(name, rows, *rest) for name, rows in names])
+        return self.cat([self(name, rows, *rest) for name, rows in names])
 
     def refuse_untied(self, name: str, tied_to: str) -> None:
         """A tensor that config.json ties to another may lie in the file too, if its numbers are the same."""
@@ -306,7 +309,13 @@ class _View:
 
 
 class _HeaderReader(_Reader):
-    """Names, shapes and dtypes alone."""
+    """Names, shapes and dtypes alone.
+
+    On ``meta``, torch's own ``cat`` and ``stack`` import ``torch._dynamo``: 1.6 s of every process that checks a model.
+    """
+
+    cat = staticmethod(lambda parts: parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:]))
+    stack = staticmethod(lambda parts: parts[0].new_empty(len(parts), *parts[0].shape))
 
     def read(self, name: str) -> Tensor:
         """A tensor of the stored shape and dtype, without numbers."""
@@ -385,4 +394,4 @@ def _read_experts(read: _Reader, prefix: str, hidden: int, experts: Experts) -> 
     if f"{prefix}.gate_up_proj" in read.handles:
         return read(f"{prefix}.gate_up_proj", count, 2 * ffn, hidden), read(f"{prefix}.down_proj", count, hidden, ffn)
     gate_up, down = zip(*(_read_mlp(read, f"{prefix}.{expert}", hidden, ffn) for expert in range(count)), strict=True)
-    return torch.stack(gate_up), torch.stack(down)
+    return read.stack(gate_up), read.stack(down)
