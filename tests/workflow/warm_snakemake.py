@@ -11,12 +11,16 @@ import runpy
 import sys
 from pathlib import Path
 
-import snakemake.cli  # noqa: F401 (imported for the forks)
+import smart_open  # noqa: F401 (imported for the forks, as all below that is not used)
+import snakemake.cli
+import torch._dynamo  # noqa: F401
 import yaml
 from snakemake.benchmark import BenchmarkRecord, benchmarked
 from snakemake.script import PythonScript
 
-import longdecode.evals.evaluate  # noqa: F401
+import longdecode.evals.evaluate
+import longdecode.evals.preflight
+import longdecode.learned  # noqa: F401
 from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import build_run_config
 
@@ -25,9 +29,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def warm() -> None:
     """Import what checks a configuration, and hash what a plan asks for: both are kept, and forked."""
+    snakemake.cli.get_argument_parser()
     values = yaml.safe_load((ROOT / "config" / "demo.yaml").read_text())
     plan = Plan(build_run_config(values, "demo"), ROOT)
-    for room in ("evals", "reporting"):
+    for room in ("analysis", "evals", "methods", "reporting"):
         plan.folder_hash(room)
     for suite in values["suites"]:
         plan.depends("evaluate", model="miniature", suite=suite)
