@@ -40,7 +40,7 @@ class ShadowRule(Rule):
             parts = [keys[head, at * self.size : (at + 1) * self.size] for at in range(before)]
             means = [part.mean(dim=0) for part in parts]
             alike = [
-                min(float(key @ mean / (key.norm() * mean.norm())) for key in part)
+                float((part @ mean / (part.norm(dim=1) * mean.norm())).min())
                 for part, mean in zip(parts, means, strict=True)
             ]
             outlying = best([-value for value in alike[:of_prompt]], self.outliers)
