@@ -1,7 +1,7 @@
 """Count the project's files that run between a variant in a configuration and its number on a page.
 
 ``python tests/project/count_imports.py`` prints them by part; libraries do not count. The job scores Quest, as
-``config/demo.yaml`` has it, on one small cell of a random model; the analysis and the page are what their commands
+``config/demo.yaml`` has it, on one small cell of the shipped model; the analysis and the page are what their commands
 import.
 """
 
@@ -17,14 +17,6 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MAKE = """
-import pathlib, sys
-from longdecode.training.miniature.checkpoint import save_checkpoint
-from longdecode.training.miniature.model import Miniature, MiniatureShape
-shape = MiniatureShape(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
-save_checkpoint(Miniature(shape, compiled=False), pathlib.Path(sys.argv[1]))
-"""
-"""Makes the random model, in a process of its own: its modules do not count."""
 PARTS = ("job", "analysis", "page")
 ANALYSIS, PAGE = "longdecode.analysis.stage", "longdecode.reporting.build"
 
@@ -35,7 +27,7 @@ def imported(part: str) -> set[str]:
     return set(json.loads(answer.stdout.splitlines()[-1]))
 
 
-def _run_job(checkpoint: Path, place: Path) -> None:
+def _run_job(place: Path) -> None:
     """Score Quest; the gate has passed before, in a job of its own."""
     import yaml
 
@@ -44,14 +36,15 @@ def _run_job(checkpoint: Path, place: Path) -> None:
 
     demo = yaml.safe_load((ROOT / "config" / "demo.yaml").read_text(encoding="utf-8"))
     changes = {
-        "device": "cpu", "models": {"random": {"path": str(checkpoint)}}, "budgets": [0.5], "throughput": None,
+        "device": "cpu", "budgets": [0.5], "throughput": None,
+        "models": {"miniature": {"path": "models/miniature/weights"}},
         "methods": {name: demo["methods"][name] for name in ("full", "quest")},
         "suites": {"mini_recall": {"contexts": [512], "samples": 1, "tasks": ["mini_recall_single"]}},
     }  # fmt: skip
     config = build_run_config({"profile": "demo"} | changes, "config/demo.yaml", check_params=False)
-    output = place / "records" / "random" / "quest" / "mini_recall.parquet"
+    output = place / "records" / "miniature" / "quest" / "mini_recall.parquet"
     with contextlib.redirect_stderr(io.StringIO()):
-        evaluate_suite(config, "random", "mini_recall", {"quest": output}, gated=False)
+        evaluate_suite(config, "miniature", "mini_recall", {"quest": output}, gated=False)
 
 
 def _main(part: str) -> None:
@@ -59,11 +52,7 @@ def _main(part: str) -> None:
     sys.path.insert(0, str(ROOT / "src"))
     if part == "job":
         with tempfile.TemporaryDirectory() as place:
-            checkpoint = Path(place) / "checkpoint"
-            subprocess.run(
-                [sys.executable, "-c", MAKE, str(checkpoint)], env={"PYTHONPATH": str(ROOT / "src")}, check=True
-            )
-            _run_job(checkpoint, Path(place))
+            _run_job(Path(place))
     else:
         __import__({"analysis": ANALYSIS, "page": PAGE}[part])
     found = (name for name, module in sys.modules.items() if getattr(module, "__file__", None))
