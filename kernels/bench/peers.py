@@ -30,10 +30,10 @@ def flash(size: Size, x: Inputs) -> Call:
     """
     if size.mask is not None:
         raise NotImplementedError("torch's flash attention takes no tree mask")
-    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo: 1.3 s
-
     if size.rows == 1:
         return _sdpa(SDPBackend.FLASH_ATTENTION, x | {"q": fold_group(x["q"], x["k"].shape[1])})
+    from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo: 1.3 s
+
     return _sdpa(SDPBackend.FLASH_ATTENTION, x, attn_mask=causal_lower_right(size.rows, size.context), enable_gqa=True)
 
 
