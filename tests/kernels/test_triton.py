@@ -41,8 +41,7 @@ def test_kernels_compile_for_hopper() -> None:
     """In a process of their own: functions decorated under the interpreter cannot be compiled."""
     scripts = sorted(map(str, Path(__file__).parent.glob("compile_*_for_hopper.py")))
     # Looking for cycles in what compilation leaves takes a tenth of its time.
-    start = "import gc, runpy, sys\ngc.disable()\n"
-    run_all = start + "for script in sys.argv[1:]: runpy.run_path(script, run_name='__main__')"
+    run_all = "import gc, runpy, sys\ngc.disable()\nfor s in sys.argv[1:]: runpy.run_path(s, run_name='__main__')"
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parents[2] / "src"), str(Path(__file__).parent)))
     command = [sys.executable, "-c", run_all, *scripts]

@@ -10,10 +10,7 @@ import json
 import os
 import runpy
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import smart_open  # noqa: F401 (imported for the forks, as all below that is not used)
 import snakemake.cli
@@ -42,7 +39,7 @@ def warm() -> None:
         plan.depends("evaluate", model="miniature", suite=suite)
     plan.depends("gate")
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # a job looks for cycles after every cell, and Python at the end of a fork
 
 
 def run(arguments: list[str], environment: dict[str, str]) -> None:
@@ -51,22 +48,6 @@ def run(arguments: list[str], environment: dict[str, str]) -> None:
     os.environ.update(environment)
     sys.argv[1:] = arguments
     runpy.run_module("snakemake", run_name="__main__", alter_sys=True)
-
-
-def end(act: Callable[..., object], *given: object) -> NoReturn:
-    """End this process as the act does, without two seconds in which Python frees all that was imported."""
-    status: object = 1
-    try:
-        act(*given)
-    except SystemExit as ended:
-        status = ended.code
-    except BaseException:
-        traceback.print_exc()
-    if isinstance(status, str):
-        print(status, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def run_job(script: PythonScript, path: str, edit: bool = False) -> None:
@@ -93,7 +74,8 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            end(run, asked["arguments"], asked["environment"])
+            run(asked["arguments"], asked["environment"])
+            sys.exit()
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
