@@ -10,7 +10,10 @@ import json
 import os
 import runpy
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import smart_open  # noqa: F401 (imported for the forks, as all below that is not used)
 import snakemake.cli
@@ -38,26 +41,41 @@ def warm() -> None:
     for suite in values["suites"]:
         plan.depends("evaluate", model="miniature", suite=suite)
     plan.depends("gate")
-    gc.collect()
-    gc.freeze()  # a job looks for cycles after every cell, and Python at the end of a fork
+    gc.freeze()  # a job looks for cycles after every cell
 
 
-def run(arguments: list[str], environment: dict[str, str]) -> None:
+def run(asked: dict[str, Any]) -> None:
     """Become the command ``python -m snakemake``."""
+    log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     os.environ.clear()
-    os.environ.update(environment)
-    sys.argv[1:] = arguments
+    os.environ.update(asked["environment"])
+    sys.argv[1:] = asked["arguments"]
     runpy.run_module("snakemake", run_name="__main__", alter_sys=True)
+
+
+def fork(act: Callable[..., object], *given: object) -> int:
+    """Act in a fork that ends at once: Python would first free all that was imported, up to two seconds a fork."""
+    if child := os.fork():
+        return child
+    ended: object = None
+    try:
+        act(*given)
+    except SystemExit as left:
+        ended = left.code
+    except BaseException:
+        ended = traceback.format_exc()
+    if isinstance(ended, str):
+        print(ended, file=sys.stderr)
+    sys.stdout.flush()
+    os._exit(ended if isinstance(ended, int) else int(ended is not None))
 
 
 def run_job(script: PythonScript, path: str, edit: bool = False) -> None:
     """Run a job's script in a fork, where Snakemake starts Python."""
-    if not (job := os.fork()):
-        try:
-            runpy.run_path(path, run_name="__main__")
-            os._exit(0)
-        finally:
-            os._exit(1)
+    job = fork(lambda: runpy.run_path(path, run_name="__main__"))
     with benchmarked(job, script.bench_record or BenchmarkRecord()):
         assert os.waitpid(job, 0)[1] == 0, f"{path} failed"
 
@@ -67,15 +85,7 @@ def main() -> None:
     warm()
     setattr(PythonScript, "execute_script", run_job)  # noqa: B010
     for line in sys.stdin:
-        asked = json.loads(line)
-        child = os.fork()
-        if not child:
-            log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            run(asked["arguments"], asked["environment"])
-            sys.exit()
+        child = fork(run, json.loads(line))
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
