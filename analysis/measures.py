@@ -338,8 +338,7 @@ def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Rows:
     A text is paired with the one that full attention wrote after the same prompt in the same job; ``speedup`` is the
     ratio of their milliseconds a token up to that place, prefill left out, and ``speedup_growth`` its gain since a
     fifth of the text. The unit is the prompt, of which there are few: Student's interval. Of several texts of one
-    variant after one prompt, equally long, the last job's counts. Texts that another method drafted (``method+rows``)
-    are left out.
+    variant after one prompt, equally long, the last job's counts. A run that is not timed has no speeds.
 
     Args:
         jobs: the records of each job.
@@ -359,7 +358,7 @@ def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Rows:
 def _observations(jobs: Sequence[Sequence[Record]]) -> Iterator[tuple[Any, ...]]:
     """Yield a row a text and measure."""
     for records in jobs:
-        written = [r for r in records if r.status == "ok" and "+" not in r.variant]
+        written = [r for r in records if r.status == "ok"]
         fulls = {_prompt(r): r.measures for r in written if r.method == REFERENCE_METHOD}
         for r in written:
             cell = r.model, r.task, r.context, r.variant, r.budget, int(r.measures["tokens"])
@@ -389,7 +388,7 @@ def _of_text(seen: Mapping[str, float], full: Mapping[str, float] | None) -> Ite
             yield "alpha", at, (tokens - 1 - steps) / (seen["depth"] * steps)
             yield "beta", at, seen[f"at_{at}_ngram_tokens"] / (seen["depth"] * steps)
         yield "tokens_per_step", at, (tokens - 1) / steps
-        if ms is None:  # a run that is not timed
+        if ms is None:
             continue
         yield "minutes", at, ms / 60_000
         yield "ms_per_token", at, ms / (tokens - 1)

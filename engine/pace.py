@@ -32,7 +32,7 @@ class Pace:
         self.rates = [0.0, 0.0]
         self.narrow = self.better = False
         self.steps = self.windows = 0
-        self.began = (0, 0, 0.0)
+        self.began: tuple[float, ...] = (0, 0, 0.0)
 
     def takes_narrow(self, renewing: bool) -> bool:
         """Return true where the next step verifies the narrow tree; call it once a step, waits for the device seldom.
@@ -51,8 +51,7 @@ class Pace:
 
     def _look(self) -> None:
         """Rate the window that ends here and choose the tree of the next one."""
-        tokens, taken = torch.stack((self.sequences.counts.sum(), self.sequences.steps.sum())).tolist()
-        now = tokens, taken, self.clock()
+        now = (*torch.stack((self.sequences.counts.sum(), self.sequences.steps.sum())).tolist(), self.clock())
         if self.steps:
             tokens, taken, seconds = (new - old for new, old in zip(now, self.began, strict=True))
             if taken:

@@ -162,8 +162,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 class _Reader:
     """Named tensors of a checkpoint, checked for shape as they are read."""
 
-    cat: Callable[[tuple[Tensor, ...] | list[Tensor]], Tensor] = staticmethod(torch.cat)
-    stack: Callable[[tuple[Tensor, ...] | list[Tensor]], Tensor] = staticmethod(torch.stack)
+    cat: Callable[[list[Tensor]], Tensor] = staticmethod(torch.cat)
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, stack: ExitStack):
         from safetensors import SafetensorError, safe_open
@@ -311,11 +310,10 @@ class _View:
 class _HeaderReader(_Reader):
     """Names, shapes and dtypes alone.
 
-    On ``meta``, torch's own ``cat`` and ``stack`` import ``torch._dynamo``: 1.6 s of every process that checks a model.
+    On ``meta``, torch's own ``cat`` imports ``torch._dynamo``: 1.6 s of every process that checks a model.
     """
 
     cat = staticmethod(lambda parts: parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:]))
-    stack = staticmethod(lambda parts: parts[0].new_empty(len(parts), *parts[0].shape))
 
     def read(self, name: str) -> Tensor:
         """A tensor of the stored shape and dtype, without numbers."""
@@ -394,4 +392,4 @@ def _read_experts(read: _Reader, prefix: str, hidden: int, experts: Experts) -> 
     if f"{prefix}.gate_up_proj" in read.handles:
         return read(f"{prefix}.gate_up_proj", count, 2 * ffn, hidden), read(f"{prefix}.down_proj", count, hidden, ffn)
     gate_up, down = zip(*(_read_mlp(read, f"{prefix}.{expert}", hidden, ffn) for expert in range(count)), strict=True)
-    return read.stack(gate_up), read.stack(down)
+    return torch.stack(gate_up), torch.stack(down)
