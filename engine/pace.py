@@ -39,10 +39,11 @@ class Pace:
 
         Args:
             renewing: the step builds a cache anew, with the wide tree. It costs more than either tree's own steps, so
-                the window it falls in is dropped and begun again: a cache built anew more often keeps the wide tree.
+                the window it falls in is dropped and begun again, at most once: a cache built anew more often keeps the
+                better tree.
         """
         if renewing:
-            self.steps = 0
+            self.steps, self.narrow = 0, self.better if self.steps < LOOK else self.narrow
             return False
         if self.steps % LOOK == 0:
             self._look()

@@ -21,10 +21,6 @@ from longdecode.reporting.runs import REFERENCE, ReportError, Run, each, groups,
 from longdecode.reporting.site import Page, Site
 from longdecode.reporting.tasks import grid, write_methods, write_tasks
 
-_RAW = (
-    "summary.csv", "speed.csv", "comparisons.csv", "measures.csv", "claims.csv", "pareto.csv", "tuning.csv",
-    "overlap.csv", "locality.csv", "exact_texts.csv", "config.yaml", "manifest.txt",
-)  # fmt: skip
 _OWN = ("*.html", "data/*.csv", "site.css", "site.js", "vega.js")
 
 
@@ -141,7 +137,11 @@ def _facts(site: Site, run: Run) -> dict[str, Any]:
         "versions": ", ".join(
             f"{name} {versions[name]}" for name in ("torch", "triton", "transformers", "cuda") if name in versions
         ),
-        "tables": [(name, site.table_link(run, name)) for name in _RAW if site.table_link(run, name)],
+        "tables": [
+            (path.name, site.table_link(run, path.name))
+            for path in sorted(run.folder.iterdir())
+            if path.suffix in (".csv", ".yaml", ".txt")
+        ],
     }
 
 

@@ -14,7 +14,7 @@ from longdecode.reporting.tasks import text_speeds
 from longdecode.reporting.tradeoff import NEEDED, PLACE, Choice, choose, fastest
 
 _STATES = {
-    "proven": "within the margin on every suite",
+    "proven": "within the margin on every suite of the run",
     "open": "a loss is neither proven nor excluded",
     "none": "no faster variant is shown to be within the margin",
 }
@@ -285,7 +285,7 @@ def _pick_finding(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str
     if found.state == "none":
         return {
             "head": "Full attention stays the choice.",
-            "text": f"{where}: no variant is shown to be faster and within the margin on every suite.",
+            "text": f"{where}: no variant is shown to be faster and within the margin on every suite of the run.",
         }
     row = found.first
     variant = row.title if row.budget == REFERENCE else f"{row.title} with {int(row.budget_tokens):,} tokens"
@@ -293,7 +293,7 @@ def _pick_finding(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str
     if found.state == "proven":
         return {
             "head": f"{row.title} is the fastest within the margin.",
-            "text": f"{where}: {speed} and stays within the margin on every suite.",
+            "text": f"{where}: {speed} and stays within the margin on every suite of the run.",
         }
     low, high = found.prompts
     count = f"{low}" if low == high else f"{low} to {high}"

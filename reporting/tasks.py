@@ -204,7 +204,7 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
         if len(mine)
         else f"Scores along the answer with {words}"
     )
-    drawn = " Drawn: the three that lose least and the two that lose most." if len(shown) <= len(ordered) else ""
+    drawn = " Drawn, of the defaults: three that lose least, two that lose most." if len(shown) <= len(ordered) else ""
     spec = charts.along_lines(frame, _GROUPS, "Place in the answer", "Right, %")
     note = f"{place}, run {run.name}. A point joins neighbouring places.{drawn}"
     return site.figure(page, f"along-{run.name}", title, spec, frame, note)

@@ -124,6 +124,9 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
         pairs, steps = (table[table["context"] == context] if len(table) else table for table in (pairs, steps))
     for name in (a, b):
         pairs = _with_kin(pairs, name)
+    if len(pairs):  # a pooled row speaks for its tasks
+        place = pd.MultiIndex.from_frame(pairs[["run", "suite", "context"]])
+        pairs = pairs[(pairs["task"] == POOLED) | ~place.isin(place[pairs["task"] == POOLED])]
     return _quality(pairs, a, b), _speed(steps, a, b)
 
 
@@ -138,8 +141,7 @@ def _with_kin(pairs: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def _tables(folders: list[Path], name: str) -> pd.DataFrame:
-    found = {folder.name: read_table(folder / name) for folder in folders}
-    filled = [table.assign(run=run) for run, table in found.items() if len(table)]
+    filled = [table.assign(run=folder.name) for folder in folders if len(table := read_table(folder / name))]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
 
 
@@ -149,19 +151,19 @@ def _quality(pairs: pd.DataFrame, a: str, b: str) -> Rows:
     At a place without one, each beside Full.
     """
     rows: Rows = []
-    for _, row in pairs.iterrows():
-        if {row.a, row.b} != {a, b}:
-            continue
+    for _, row in pairs[pairs["a"].isin((a, b)) & pairs["b"].isin((a, b))].iterrows() if len(pairs) else ():
         turned = row.a != a
         gap = (-row.difference, -row.high, -row.low) if turned else (row.difference, row.low, row.high)
         values = (row.b_value, row.a_value) if turned else (row.a_value, row.b_value)
         models = dict.fromkeys((row.b_model, row.model) if turned else (row.model, row.b_model))
-        shown = f"{gap[0]:+.3f} ({gap[1]:+.3f} to {gap[2]:+.3f})"
-        verdict = f"{row.verdict} ({row.a} beside {row.b})" if isinstance(row.verdict, str) else "-"
+        shown = f"{gap[0]:+.3g} ({gap[1]:+.3g} to {gap[2]:+.3g})"
+        proven, near = row.p_holm < 0.05, max(abs(gap[1]), abs(gap[2])) <= row.margin
+        better = f"{a if (gap[0] > 0) == (row.better == 'higher') else b} is better"
+        verdict = better if proven else "within the margin" if near else "cannot tell"
         task = row.suite if row.task == POOLED else row.task
         budget = str(row.budget) if row.budget == row.b_budget else f"{row.budget} / {row.b_budget}"
         at = (row.run, " / ".join(models), task, f"{row.context:,}", budget, str(row.n))
-        rows.append((*at, *(f"{v:.3f}" for v in values), shown, verdict))
+        rows.append((*at, *(f"{v:.3g}" for v in values), shown, verdict))
     told = {row[:5] for row in rows}
     return rows + [row for row in _beside_full(pairs, a, b) if row[:5] not in told]
 
@@ -175,7 +177,7 @@ def _beside_full(pairs: pd.DataFrame, a: str, b: str) -> Rows:
     return [
         (
             r.run, r.model, r.suite if r.task == POOLED else r.task, f"{r.context:,}", str(r.budget), str(r.n),
-            f"{r.a_value:.3f}", f"{r.a_value_other:.3f}", "not paired", f"{r.verdict} / {r.verdict_other} beside full",
+            f"{r.a_value:.3g}", f"{r.a_value_other:.3g}", "not paired", f"{r.verdict} / {r.verdict_other} beside full",
         )
         for _, r in both.fillna({"verdict": "-", "verdict_other": "-"}).iterrows()
     ]  # fmt: skip
@@ -188,9 +190,7 @@ def _speed(steps: pd.DataFrame, a: str, b: str) -> Rows:
     steps = steps[(steps["stage"] == "step") & (steps["status"] == "ok") & steps["variant"].isin((a, b))]
     place = ["run", "model", "context", "batch", "budget"]
     wide = steps.pivot_table("ratio", place, "variant", aggfunc="first").reset_index()
-    if a not in wide or b not in wide:
-        return []
-    both = wide.dropna(subset=[a, b])
+    both = wide.reindex(columns=[*place, a, b]).dropna(subset=[a, b])
     return [
         (str(r.run), str(r.model), f"{r.context:,}", str(r.batch), str(r.budget), f"{r[a]:.2f}", f"{r[b]:.2f}")
         for _, r in both.iterrows()

@@ -33,7 +33,7 @@ MINIATURE = ROOT / "models" / "miniature" / "weights"
 ROLES = str(ROOT / "models" / "miniature" / "roles" / "hardkuma.json")
 PAIR = {
     "model": "m", "b_model": "m", "suite": "s", "context": 32768, "batch": 1, "n": 9, "unit": "%", "better": "higher",
-    "budget": "1024", "margin": 2.0,
+    "budget": "1024", "margin": 2.0, "p_holm": 0.01,
 }  # fmt: skip
 
 
@@ -156,11 +156,15 @@ def test_compare_prints_pairs_and_speeds_from_tables(results: Path) -> None:
     alone = pairs[pairs.task == "u"].assign(a="lychee", a_value=70.0, verdict="worse")
     pd.concat([pairs, alone]).to_csv(results / "comparisons.csv", index=False)
     shown = said("compare", "lychee", "quest", "--context", "32k")
-    assert "+30.000 (+20.000 to +45.000)" in shown and "within (lychee beside quest)" in shown
-    assert shown.count("not paired") == shown.count("worse / within beside full") == 1 and " 70.000" in shown
+    assert "+30 (+20 to +45)" in shown and "lychee is better" in shown
+    assert shown.count("not paired") == shown.count("worse / within beside full") == 1 and " 70 " in shown
     assert shown.splitlines()[-1].split()[-2:] == ["2.50", "1.50"]
     turned = said("compare", "quest", "lychee")
-    assert "-30.000 (-45.000 to -20.000)" in turned and turned.splitlines()[-1].split()[-2:] == ["1.50", "2.50"]
+    assert (
+        "-30 (-45 to -20)" in turned
+        and "lychee is better" in turned
+        and turned.splitlines()[-1].split()[-2:] == ["1.50", "2.50"]
+    )
     refusals = {
         "lychee qest": "nearest valid name: 'quest'", "lychee quest --context 8k": "at one task, context",
         "lychee quest --profile mne": "unknown run of results/ 'mne'; nearest valid name: 'mine'",

@@ -55,3 +55,9 @@ def test_rows_that_end_and_renewals_bend_nothing() -> None:
     assert sum(text.write(ROUND, wide=1.0, narrow=0.7)) == LOOK
     rest = 8  # of the steps between renewals, which are no window
     assert sum(text.write(TRY * (LOOK + rest), wide=1.0, narrow=0.7, renewing=LOOK + rest)) == LOOK + rest - 1
+
+
+def test_a_try_ends_where_a_cache_is_built_anew_too_often_to_rate_it() -> None:
+    text = Text()
+    assert text.write(LOOK + 1, wide=1.0, narrow=5.0)[-1]  # a try of the narrow tree
+    assert not any(text.write(4 * ROUND, wide=1.0, narrow=5.0, renewing=LOOK // 2)[LOOK:])
