@@ -160,11 +160,8 @@ def test_compare_prints_pairs_and_speeds_from_tables(results: Path) -> None:
     assert shown.count("not paired") == shown.count("worse / within beside full") == 1 and " 70 " in shown
     assert shown.splitlines()[-1].split()[-2:] == ["2.50", "1.50"]
     turned = said("compare", "quest", "lychee")
-    assert (
-        "-30 (-45 to -20)" in turned
-        and "lychee is better" in turned
-        and turned.splitlines()[-1].split()[-2:] == ["1.50", "2.50"]
-    )
+    assert "-30 (-45 to -20)" in turned and turned.splitlines()[-1].split()[-2:] == ["1.50", "2.50"]
+    assert turned.count("is better") == turned.count("lychee is better") > 0
     refusals = {
         "lychee qest": "nearest valid name: 'quest'", "lychee quest --context 8k": "at one task, context",
         "lychee quest --profile mne": "unknown run of results/ 'mne'; nearest valid name: 'mine'",
