@@ -100,8 +100,7 @@ def new_method(
     """Make a method's folder that passes the gate: the worked example of docs/adding-a-method.md under your name."""
     from longdecode.new_method import write_method
 
-    folder = write_method(name, into)
-    console.print(f"{folder}: method.py, card.yaml, rule.py")
+    console.print(f"{write_method(name, into)}: method.py, card.yaml, rule.py")
     if into.resolve() != (REPOSITORY / "methods").resolve():
         console.print(f"export LONGDECODE_METHOD_PATH={shlex.quote(str(into.resolve()))}", soft_wrap=True)
     console.print(f"longdecode check {name}")
@@ -223,7 +222,10 @@ def compare(
 
 
 @app.command()
-def report(profile: Annotated[str, typer.Argument(help="A run; the site over all runs if left out.")] = "") -> None:
+def report(
+    profile: Annotated[str, typer.Argument(help="A run; the site over all runs if left out.")] = "",
+    shown: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
     """Print where a run's site is; build it first if it is missing."""
     name = name_of(profile) if profile else ""
     results, page = Path("results", name), Path("reports", name, "index.html")
@@ -234,6 +236,8 @@ def report(profile: Annotated[str, typer.Argument(help="A run; the site over all
 
         (build if name else build_all)(results, page.parent)
     console.print(str(page))
+    if shown:
+        typer.launch(page.resolve().as_uri())
 
 
 @app.command()
@@ -254,11 +258,10 @@ def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all 
 @data_app.callback(invoke_without_command=True)
 def data(context: typer.Context) -> None:
     """List the suites: what they ask, where their data comes from, its licence and megabytes."""
-    if context.invoked_subcommand:
-        return
-    from longdecode.data_sets import data_rows
+    if not context.invoked_subcommand:
+        from longdecode.data_sets import data_rows
 
-    show(console, ("suite", "asks", "data", "source", "licence", "MB"), data_rows())
+        show(console, ("suite", "asks", "data", "source", "licence", "MB"), data_rows())
 
 
 @data_app.command("fetch")
@@ -289,8 +292,7 @@ def doctor() -> None:
     from longdecode.doctor import examined
 
     found = list(examined())
-    rows = (f"{'ok  ' if fine else 'LOOK'} {name:<12} {said}" for name, fine, said in found)
-    console.print(*rows, sep="\n")
+    console.print(*(f"{'ok  ' if fine else 'LOOK'} {name:<12} {said}" for name, fine, said in found), sep="\n")
     raise typer.Exit(not all(fine for name, fine, _ in found if name in ("python", "torch", "packages")))
 
 

@@ -26,6 +26,5 @@ def demonstrated() -> Iterator[tuple[str, str, str, str]]:
     for method, budget in METHODS.items():
         done = generate(MINIATURE, prompts, method=method, budget=budget, max_new_tokens=longest)
         right = [mark for one, answer in zip(asked, done, strict=True) for mark in marks(one.items, answer.text)]
-        read = fmean(answer.read_tokens_mean for answer in done)
-        seconds = (done[0].prefill_ms + done[0].decode_ms) / 1000
-        yield method, f"{read:,.0f}", f"{sum(right)} of {len(right)}", f"{seconds:.1f}"
+        read, ms = fmean(answer.read_tokens_mean for answer in done), done[0].prefill_ms + done[0].decode_ms
+        yield method, f"{read:,.0f}", f"{sum(right)} of {len(right)}", f"{ms / 1000:.1f}"

@@ -169,8 +169,8 @@ def run_stage(rule: Any) -> None:
     Raises:
         SystemExit: the stage failed; the reason stands in the log and on standard error.
     """
-    threads = str(rule.resources.get("torch_threads", rule.threads))
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, threads))  # before torch is imported
+    # Before torch is imported.
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(rule.resources.get("torch_threads", rule.threads))))
     name = EVALUATE if rule.rule.startswith(f"{EVALUATE}_") else rule.rule
     with logged(Path(rule.log[0])):
         from longdecode.engine.disk import writing

@@ -203,13 +203,15 @@ def test_results_from_elsewhere_are_checked_and_copied(results: Path) -> None:
         assert not [*results.parent.iterdir()]
 
 
-def test_report_says_where_the_site_is(results: Path) -> None:
+def test_report_says_where_the_site_is(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no results/other; longdecode run other"):
         said("report", "other")
     page = results.parents[1] / "reports" / "mine" / "index.html"
     page.parent.mkdir(parents=True)
     page.write_text("")
-    assert said("report", str(results / "config.yaml")).strip() == "reports/mine/index.html"
+    monkeypatch.setattr("typer.launch", (opened := list[str]()).append)
+    assert said("report", str(results / "config.yaml"), "--open").strip() == "reports/mine/index.html"
+    assert opened == [Path("reports/mine/index.html").resolve().as_uri()]
     assert "reports/mine/manifest.txt: no manifest" in CliRunner().invoke(app, ["verify"]).output
 
 
