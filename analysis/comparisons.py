@@ -17,11 +17,11 @@ from scipy.stats import t as student
 
 from longdecode.analysis import cells as grouped
 from longdecode.analysis.cells import ALL_TASKS, Cell, Cells, TaskStatus
+from longdecode.analysis.declaration import PairRequest
 from longdecode.evals import stats
 from longdecode.evals.records import BaseRecord, SpeedRecord
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Interval, Spread, generator
-from longdecode.reporting.papers.declaration import PairRequest
 
 COLUMNS = (
     "a", "b", "model", "b_model", "suite", "task", "context", "batch", "budget", "b_budget", "n", "a_value", "b_value",

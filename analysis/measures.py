@@ -16,12 +16,12 @@ import pandas as pd
 from longdecode.analysis import cells as grouped
 from longdecode.analysis.cells import Cell, Cells, clean_ratios, clean_times, of_medians, ratio_interval
 from longdecode.analysis.comparisons import SEVERAL, over_trainings
+from longdecode.analysis.declaration import PairRequest, read_table
 from longdecode.evals.records import Record, SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval, student_interval
 from longdecode.evals.store import read_frame, read_records
 from longdecode.evals.throughput.spec import RAW_SHAPES
-from longdecode.reporting.papers.declaration import PairRequest, read_table
 
 Rows = Iterator[dict[str, Any]]
 COLUMNS = (

@@ -16,16 +16,7 @@ import pandas as pd
 
 from longdecode.analysis.cells import all_cells, require_alike, scored_cells, speed_table, summary_table
 from longdecode.analysis.comparisons import comparisons_table, pareto_table
-from longdecode.analysis.measures import measures_table
-from longdecode.engine.errors import ConfigError
-from longdecode.evals import manifest
-from longdecode.evals.fairness import require_records, untuned_beside_tuned
-from longdecode.evals.fingerprint import require_settings
-from longdecode.evals.records import Record, SpeedRecord
-from longdecode.evals.run_config import RESULT_TABLES, load_run_config, record_files
-from longdecode.evals.stats import Spread
-from longdecode.evals.store import read_folder, read_records, write_table
-from longdecode.reporting.papers.declaration import (
+from longdecode.analysis.declaration import (
     AmbiguousQueryError,
     Claim,
     Declaration,
@@ -35,6 +26,15 @@ from longdecode.reporting.papers.declaration import (
     Tables,
     load_declarations,
 )  # fmt: skip
+from longdecode.analysis.measures import measures_table
+from longdecode.engine.errors import ConfigError
+from longdecode.evals import manifest
+from longdecode.evals.fairness import require_records, untuned_beside_tuned
+from longdecode.evals.fingerprint import require_settings
+from longdecode.evals.records import Record, SpeedRecord
+from longdecode.evals.run_config import RESULT_TABLES, load_run_config, record_files
+from longdecode.evals.stats import Spread
+from longdecode.evals.store import read_folder, read_records, write_table
 
 READ = ("locality.csv", "overlap.csv")
 """Files beside the tables that are read; what else was measured has a folder of its own."""

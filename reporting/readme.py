@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from longdecode.analysis.declaration import read_table
 from longdecode.engine.errors import LongDecodeError
 from longdecode.reporting import charts, tradeoff
-from longdecode.reporting.papers.declaration import read_table
 from longdecode.reporting.runs import read_run
 from longdecode.reporting.site import Site
 from longdecode.reporting.tradeoff import PLACE, choose

@@ -14,9 +14,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from longdecode.analysis.declaration import read_table
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.reporting import wording
-from longdecode.reporting.papers.declaration import read_table
 
 REFERENCE = "full"
 TABLES = ("summary", "speed", "comparisons", "measures", "claims", "pareto")

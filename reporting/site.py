@@ -17,8 +17,7 @@ import pandas as pd
 import vl_convert
 from markupsafe import Markup
 
-from longdecode.reporting import charts, looks, wording
-from longdecode.reporting.papers.declaration import (
+from longdecode.analysis.declaration import (
     AmbiguousQueryError,
     Declaration,
     Found,
@@ -26,6 +25,7 @@ from longdecode.reporting.papers.declaration import (
     Tables,
     load_declarations,
 )  # fmt: skip
+from longdecode.reporting import charts, looks, wording
 from longdecode.reporting.runs import Run, each, in_order, joined
 from longdecode.reporting.tradeoff import smallest_budgets
 

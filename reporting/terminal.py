@@ -11,8 +11,8 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from longdecode.analysis.declaration import read_table
 from longdecode.engine.errors import ConfigError, refuse_unknown
-from longdecode.reporting.papers.declaration import read_table
 from longdecode.reporting.runs import REFERENCE
 
 Rows = list[tuple[str, ...]]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from longdecode.analysis.declaration import Declaration, Found, PrintedTable
 from longdecode.reporting import charts, wording
 from longdecode.reporting.overview import claim_cells
-from longdecode.reporting.papers.declaration import Declaration, Found, PrintedTable
 from longdecode.reporting.runs import each, middle
 from longdecode.reporting.site import Figure, Page, Site
 

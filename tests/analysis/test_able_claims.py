@@ -14,6 +14,7 @@ import yaml
 
 from longdecode.analysis.cells import all_cells, scored_cells, speed_table, summary_table
 from longdecode.analysis.comparisons import comparisons_table
+from longdecode.analysis.declaration import Tables, load_declarations
 from longdecode.analysis.measures import measures_table
 from longdecode.analysis.stage import claims_table
 from longdecode.evals.budgets import FULL_BUDGET
@@ -21,7 +22,6 @@ from longdecode.evals.records import Record, SpeedRecord, SpeedSample
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.stats import Spread
 from longdecode.evals.store import write_records
-from longdecode.reporting.papers.declaration import Tables, load_declarations
 
 ROOT = Path(__file__).parents[2]
 PAPERS = load_declarations(ROOT / "reporting" / "papers")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from longdecode.analysis.declaration import PairRequest, load_declarations
 from longdecode.analysis.measures import measures_table
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_folder, write_table
-from longdecode.reporting.papers.declaration import PairRequest, load_declarations
 
 RESULTS = Path(__file__).parents[2] / "results"
 PAPERS = load_declarations(RESULTS.parent / "reporting" / "papers")

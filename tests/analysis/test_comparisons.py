@@ -12,10 +12,10 @@ from scipy.stats import t as student
 
 from longdecode.analysis.cells import CellError, all_cells, require_alike, scored_cells
 from longdecode.analysis.comparisons import COLUMNS, comparisons_table, over_trainings, pareto_table
+from longdecode.analysis.declaration import PairRequest
 from longdecode.analysis.measures import memory_bounds, window_traffic
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample
 from longdecode.evals.stats import Spread, bootstrap_interval, holm
-from longdecode.reporting.papers.declaration import PairRequest
 
 SPREAD = Spread(0.95, 500, 0)
 Make = Callable[..., Record]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from longdecode.analysis.declaration import read_table
 from longdecode.engine.disk import LockHeldError
 from longdecode.engine.errors import StorageError
 from longdecode.evals.budgets import FULL_BUDGET
@@ -29,7 +30,6 @@ from longdecode.evals.store import (
     write_records,
     write_table,
 )
-from longdecode.reporting.papers.declaration import read_table
 
 Maker = Callable[..., Record]
 TODAY = Fingerprint("s", "c", "m", "d")

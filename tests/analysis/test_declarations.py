@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from longdecode.analysis.declaration import DeclarationError, Ours, PrintedTable, Query, load_declarations
 from longdecode.analysis.stage import printed_of
-from longdecode.reporting.papers.declaration import DeclarationError, Ours, PrintedTable, Query, load_declarations
 
 FOLDER = Path(__file__).parents[2] / "reporting" / "papers"
 PAPERS = load_declarations(FOLDER)
