@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from longdecode.analysis import measures
+from longdecode.analysis import declaration, measures
 from longdecode.analysis.stage import claims_table, outcome
-from longdecode.reporting.papers import declaration
 
 PAPERS = Path(__file__).parents[2] / "reporting" / "papers"
 LYCHEE = declaration.load_declarations(PAPERS)["lychee"]
