@@ -60,7 +60,7 @@ _BLOCK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProgramOutcome:
     """The end of a program's marking: whether it passed, and the cause of the first failure (``wrong`` or a status)."""
 
     passed: bool
@@ -80,7 +80,7 @@ def code_blocks(completion: str) -> list[str]:
     return [block["code"] for block in _BLOCK.finditer(completion)]
 
 
-def run_checks(parts: Sequence[str], checks: str, limits: Limits = LIMITS) -> Verdict:
+def run_checks(parts: Sequence[str], checks: str, limits: Limits = LIMITS) -> ProgramOutcome:
     """Run a program and then checks of it in one namespace, as HumanEval and MBPP do; one test in all.
 
     A program that ends before its checks have run fails, whatever its exit code: the last statement alone writes the
@@ -98,10 +98,10 @@ def run_checks(parts: Sequence[str], checks: str, limits: Limits = LIMITS) -> Ve
     token = f"{secrets.token_hex(16)}\n".encode()
     outcome = run_python(_QUIET + _CHECKS.format(files=list(files)), token, limits, files)
     cause = _cause(outcome, outcome.stdout == token)
-    return Verdict(cause is None, cause, int(cause is None))
+    return ProgramOutcome(cause is None, cause, int(cause is None))
 
 
-def run_tests(code: str, function: str | None, tests: Sequence[CodeTest], limits: Limits = LIMITS) -> Verdict:
+def run_tests(code: str, function: str | None, tests: Sequence[CodeTest], limits: Limits = LIMITS) -> ProgramOutcome:
     """Run a program on tests until it fails one, a few at a time where there are processors; the verdict is the same.
 
     Args:
@@ -128,9 +128,9 @@ def run_tests(code: str, function: str | None, tests: Sequence[CodeTest], limits
         for start in range(0, len(tests), at_once):
             for cause in pool.map(failure, tests[start : start + at_once]):
                 if cause is not None:
-                    return Verdict(False, cause, passed)
+                    return ProgramOutcome(False, cause, passed)
                 passed += 1
-    return Verdict(passed > 0, None if passed else "no tests", passed)
+    return ProgramOutcome(passed > 0, None if passed else "no tests", passed)
 
 
 def _cause(outcome: Outcome, right: bool) -> str | None:

@@ -13,13 +13,13 @@ from typing import Any
 from longdecode.evals.datasets.livecodebench import CodeProblem, read_problems
 from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
 from longdecode.evals.sandbox import require_sandbox
-from longdecode.evals.scoring.code_tests import Verdict, code_blocks, extract_code, run_checks, run_tests
+from longdecode.evals.scoring.code_tests import ProgramOutcome, code_blocks, extract_code, run_checks, run_tests
 from longdecode.evals.tasks.base import Data, ReasoningTask, Sample, Score, Suite
 
 WINDOW = ("2024-08-01", "2025-02-01")
 """The part of release_v5 that DeepSeek-R1 and QwQ report: 279 problems."""
 DRAWS = 4
-NO_PROGRAM = Verdict(False, "no program", 0)
+NO_PROGRAM = ProgramOutcome(False, "no program", 0)
 FUNCTION_TOKENS = 1024
 """Most tokens of a greedy answer."""
 _BODY = re.compile(r"\s*^(?: {2,}|\t)\S", re.MULTILINE)
@@ -114,7 +114,7 @@ class CodeTask(ReasoningTask):
         return Score(float(verdict.passed), (), measures)
 
 
-def mark(problem: FunctionProblem | CodeProblem, completion: str) -> Verdict:
+def mark(problem: FunctionProblem | CodeProblem, completion: str) -> ProgramOutcome:
     """Run a completion's program on a problem's tests: the function asked for, or the program in the last closed block.
 
     Returns:
