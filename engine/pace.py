@@ -19,8 +19,8 @@ class Pace:
     """Say which of two trees the next step verifies.
 
     A window's rate is the tokens that a row wrote in a step over the seconds that a step took: rows that are done
-    lower neither. The mean with the rates before, half as heavy each, is compared: on 32 steps alone the acceptance of
-    one tree varies by 7 %. Simulated trees that differ by 10 % lose 2 % to the tries and errors, 3 % without the mean.
+    lower neither. The mean with the rates before, half as heavy each, is compared, since the acceptance over 32 steps
+    varies.
 
     Args:
         sequences: the batch.
