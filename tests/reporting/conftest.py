@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,18 @@ from longdecode.reporting.build import build_all
 from longdecode.reporting.runs import Run, read_run
 from site_pages import Maker, Parsed, parsed
 
-RESULTS = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[2]
+COMMITTED = re.findall("^!/results/(.+)/$", (ROOT / ".gitignore").read_text(encoding="utf-8"), re.MULTILINE)
+"""Runs that are in the tree: others, such as the demo's, may lie beside them."""
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one site over all committed runs."""
-    return build_all(RESULTS, tmp_path_factory.mktemp("site")).parent
+    results = tmp_path_factory.mktemp("committed")
+    for name in COMMITTED:
+        (results / name).symlink_to(ROOT / "results" / name, target_is_directory=True)
+    return build_all(results, tmp_path_factory.mktemp("site")).parent
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +36,8 @@ def pages(site: Path) -> dict[str, Parsed]:
 @pytest.fixture(scope="session")
 def committed() -> dict[str, Run]:
     """The committed runs by name."""
-    return {path.parent.name: read_run(path.parent) for path in sorted(RESULTS.glob("*/config.yaml"))}
+    found = (ROOT / "results" / name for name in sorted(COMMITTED))
+    return {folder.name: read_run(folder) for folder in found if (folder / "config.yaml").is_file()}
 
 
 COMPARED: dict[str, Any] = {
