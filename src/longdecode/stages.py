@@ -179,7 +179,7 @@ def run_stage(rule: Any) -> None:
             begun.write_text("\n".join(path for path in rule.output if "/records/" in path), encoding="utf-8")
         STAGES.get(name, call)(Job(rule))
         _seal(rule)
-        begun.unlink()
+        begun.unlink(missing_ok=True)  # a job that outlived its workflow shared the note and has removed it
 
 
 @contextmanager
