@@ -215,7 +215,7 @@ class Record(BaseRecord):
         Samples of a task that draws a problem several times, or cuts several windows of one text, share the number that
         ``samples_per_problem`` gives them. Elsewhere those with one prompt do, or each is its own where none was kept.
         """
-        if (draws := samples_per_problem(self.task)) > 1:
+        if (draws := samples_per_problem(self.suite, self.task)) > 1:
             return self.task, self.sample_index // draws
         return self.task, self.prompt_sha256 or (self.seed, self.sample_index)
 
@@ -277,10 +277,10 @@ def speed_key(cell: Any, budget: str) -> Key:
 
 
 @functools.cache
-def samples_per_problem(task: str) -> int:
-    """Return the samples of a problem; 1 for a task that no suite has any more."""
+def samples_per_problem(suite: str, task: str) -> int:
+    """Return the samples of a problem; 1 for a task that its suite does not have any more."""
     try:
-        return get_task(task).samples_per_problem
+        return get_task(task, suite=suite).samples_per_problem
     except ConfigError:
         return 1
 

@@ -167,14 +167,14 @@ class RunConfig(typed.Part):
                     raise typed.wrong(f"{first!r} and {name!r} would have one page; rename one of them", key)
 
 
-def load_run_config(path: Path | str) -> RunConfig:
-    """Read and check a configuration file.
+def load_run_config(path: Path | str, *, check_params: bool = True) -> RunConfig:
+    """Read and check a configuration file; ``check_params`` as for ``build_run_config``.
 
     Raises:
         ConfigError: the file is missing or no YAML, or a name or value in it is wrong; the message gives file, key,
             value and the nearest valid name.
     """
-    return build_run_config(typed.read_yaml(Path(path)), str(path))
+    return build_run_config(typed.read_yaml(Path(path)), str(path), check_params=check_params)
 
 
 def build_run_config(values: Any, source: str, *, check_params: bool = True, check_fairness: bool = False) -> RunConfig:
