@@ -10,8 +10,7 @@ from torch import Tensor
 
 from longdecode.engine.request import Request
 from longdecode.engine.sampling import Sampling
-from longdecode.kernels.draw import DrawRule, draw
-from longdecode.kernels.emission import Progress, record_tokens
+from longdecode.kernels.draw import DrawRule, Progress, draw, record_tokens
 
 if TYPE_CHECKING:
     from longdecode.engine.speculation import PlacedTree

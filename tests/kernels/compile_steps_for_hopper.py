@@ -8,10 +8,9 @@ import torch
 from compile_dense_for_hopper import faults
 from compile_only import check, integers, meta
 
-from longdecode.kernels.draw import DrawRule, Noise
+from longdecode.kernels.draw import DrawRule, Noise, Progress
 from longdecode.kernels.draw.gpu import draw_gpu
-from longdecode.kernels.emission import Progress
-from longdecode.kernels.emission.gpu import record_tokens_gpu
+from longdecode.kernels.draw.record_gpu import record_tokens_gpu
 from longdecode.kernels.experts.gpu import experts_gpu
 from longdecode.kernels.ngram_table import NgramCounts
 from longdecode.kernels.ngram_table.gpu import add_ngrams_gpu, frequent_continuations_gpu

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from kernel_inputs import DEVICE
-from longdecode.kernels.emission import Progress
-from longdecode.kernels.emission.gpu import record_tokens_gpu
-from longdecode.kernels.emission.naive import record_tokens
+from longdecode.kernels.draw.naive import Progress, record_tokens
+from longdecode.kernels.draw.record_gpu import record_tokens_gpu
 from longdecode.kernels.token_move import PartialSlots
 from longdecode.kernels.token_move import gpu as moves
 from longdecode.kernels.token_move import naive as plain

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.emission.naive import Progress
+from longdecode.kernels.draw.naive import Progress
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 
 
