@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from longdecode.kernels.decode_attention import naive
 from longdecode.kernels.decode_attention.cpu import decode_attention_cpu
 from longdecode.kernels.dispatch import use_triton
 from longdecode.kernels.layout import check_block, on_host
@@ -34,6 +33,8 @@ def decode_attention(
         ends = kv_lengths.tolist()
         if ends and min(ends) >= q.shape[2]:
             return decode_attention_cpu(q, k, v, ends, mask=mask, scale=scale, kv_tokens_read=kv_tokens_read)
+    from longdecode.kernels.decode_attention import naive  # most calls have ended before
+
     return naive.decode_attention(
         q, k, v, kv_lengths, mask=mask, scale=scale, kv_tokens_read=kv_tokens_read, logits=logits
     )
