@@ -16,10 +16,9 @@ from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.device import resolve_device
+from longdecode.engine.device import lease_gpu, resolve_device
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Prompt, Request
-from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.gate import Gate, attempt, gate_folder, status_of
 from longdecode.evals.quality_job import QualityJob, Variant

@@ -14,10 +14,9 @@ from torch import Tensor
 from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.device import device_name, resolve_device
+from longdecode.engine.device import device_name, lease_gpu, resolve_device
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
-from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.kv_cache import DenseCache
 from longdecode.engine.request import Prompt, Request
 from longdecode.engine.tokenizer import TextTokenizer

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.device import resolve_device, resolve_dtype
-from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.engine.device import lease_gpu, resolve_device, resolve_dtype
 from longdecode.engine.kv_cache import CacheShape
 from longdecode.engine.prefill import PrefillObserver, Seen
 from longdecode.engine.tokenizer import load_tokenizer

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.device import resolve_device
+from longdecode.engine.device import lease_gpu, resolve_device
 from longdecode.engine.endless import without_ends
 from longdecode.engine.errors import UnsupportedCellError, refuse_unknown
 from longdecode.engine.generation import Generator, Request
-from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.fingerprint import code_hash, file_hashes, hash_texts
 from longdecode.evals.gate import Gate, attempt

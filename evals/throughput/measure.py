@@ -13,9 +13,8 @@ from math import nan
 from pathlib import Path
 from statistics import median
 
-from longdecode.engine.device import resolve_device
+from longdecode.engine.device import lease_gpu, resolve_device
 from longdecode.engine.errors import refuse_unknown
-from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
 from longdecode.evals.records import SpeedRecord

@@ -78,8 +78,7 @@ def call(job: Job) -> None:
 
 def gate(job: Job) -> None:
     """Check each variant's method and its launches and write the outcomes, whatever they are; say what is refused."""
-    from longdecode.engine.device import resolve_device
-    from longdecode.engine.gpu_lease import lease_gpu
+    from longdecode.engine.device import lease_gpu, resolve_device
     from longdecode.evals.gate import Gate
 
     run = job.run

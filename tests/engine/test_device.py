@@ -17,16 +17,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from longdecode.engine import gpu_lease
-from longdecode.engine.device import Timer, device_name, resolve_device, resolve_dtype, sm_clock_mhz
+from longdecode.engine import device as devices
+from longdecode.engine.device import Timer, device_name, lease_gpu, resolve_device, resolve_dtype, sm_clock_mhz
 from longdecode.engine.errors import ConfigError, LockError
-from longdecode.engine.gpu_lease import lease_gpu
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SOURCE = Path(__file__).parents[2] / "src"
 HOLDER = """
 import sys, torch
-from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.engine.device import lease_gpu
 with lease_gpu(torch.device("cuda"), uuids=["a", "b"]) as device:
     print(device, flush=True)
     sys.stdin.read()
@@ -70,7 +69,7 @@ def test_a_timer_measures_milliseconds_of_a_block_that_ends_well() -> None:
 
 @pytest.fixture
 def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(gpu_lease.LOCK_FOLDER_VARIABLE, str(tmp_path / "locks"))
+    monkeypatch.setenv(devices.LOCK_FOLDER_VARIABLE, str(tmp_path / "locks"))
     return tmp_path / "locks"
 
 
@@ -84,7 +83,7 @@ def test_processes_get_gpus_of_their_own(locks: Path, capsys: pytest.CaptureFixt
     """One process holds the first GPU, this one gets the second, a third must wait until the first is killed."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={"PYTHONPATH": str(SOURCE), "PATH": "", gpu_lease.LOCK_FOLDER_VARIABLE: str(locks)},
+        env={"PYTHONPATH": str(SOURCE), "PATH": "", devices.LOCK_FOLDER_VARIABLE: str(locks)},
     )  # fmt: skip
     assert holder.stdout is not None and holder.stdin is not None
     try:
@@ -104,7 +103,7 @@ def test_processes_get_gpus_of_their_own(locks: Path, capsys: pytest.CaptureFixt
 
 def test_jobs_share_a_gpu_only_where_that_is_allowed(locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Free GPUs come before further places; a job that times takes every place, and waits for the last."""
-    monkeypatch.setenv(gpu_lease.JOBS_VARIABLE, "2")
+    monkeypatch.setenv(devices.JOBS_VARIABLE, "2")
     two = ["a", "b"]
     with ExitStack() as jobs:
         taken = [jobs.enter_context(lease_gpu(CUDA, uuids=two)).index for _ in range(3)]
@@ -117,7 +116,7 @@ def test_jobs_share_a_gpu_only_where_that_is_allowed(locks: Path, monkeypatch: p
             assert freed.finished.is_set()
             with lease_gpu(CUDA, uuids=two) as beside:
                 assert beside.index == 1
-    monkeypatch.setenv(gpu_lease.JOBS_VARIABLE, "0")
+    monkeypatch.setenv(devices.JOBS_VARIABLE, "0")
     with pytest.raises(ConfigError, match="LONGDECODE_GPU_JOBS is '0'"), lease_gpu(CUDA, uuids=two):
         pass
 
@@ -141,14 +140,14 @@ def test_the_locks_of_a_host_are_for_all_its_users(locks: Path, monkeypatch: pyt
         os.umask(before)
     locks.chmod(0o755)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    monkeypatch.setattr(gpu_lease, "_SETTLING_SECONDS", 0.1)
+    monkeypatch.setattr(devices, "_SETTLING_SECONDS", 0.1)
     with pytest.raises(LockError, match=rf"{locks} is not open to all users.*chmod 1777"), lease_gpu(CUDA, uuids=["a"]):
         pass
-    monkeypatch.setenv(gpu_lease.LOCK_FOLDER_VARIABLE, str(locks / "gpu-a.lock"))
+    monkeypatch.setenv(devices.LOCK_FOLDER_VARIABLE, str(locks / "gpu-a.lock"))
     with pytest.raises(LockError, match="is no folder"), lease_gpu(CUDA, uuids=["a"]):
         pass
-    monkeypatch.delenv(gpu_lease.LOCK_FOLDER_VARIABLE)
-    assert gpu_lease.lock_folder() == Path(os.sep, "tmp", "longdecode-gpu")
+    monkeypatch.delenv(devices.LOCK_FOLDER_VARIABLE)
+    assert devices.lock_folder() == Path(os.sep, "tmp", "longdecode-gpu")
 
 
 def test_a_lock_that_cannot_be_had_is_a_typed_error(locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.device import resolve_device, resolve_dtype
+from longdecode.engine.device import lease_gpu, resolve_device, resolve_dtype
 from longdecode.engine.endless import without_ends
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.generation import Generator, Request, Sampling
-from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.generation.texts import diversity, instruction

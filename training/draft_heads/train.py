@@ -21,9 +21,8 @@ from torch import Tensor
 from longdecode.engine.attention import DenseAttention
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.device import device_name, resolve_device, resolve_dtype
+from longdecode.engine.device import device_name, lease_gpu, resolve_device, resolve_dtype
 from longdecode.engine.errors import refuse_unknown
-from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.prefill import PrefillState
 from longdecode.engine.token_block import Piece, Stream, TokenBlock
 from longdecode.engine.tokenizer import load_tokenizer

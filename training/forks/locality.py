@@ -15,10 +15,9 @@ from torch import Tensor
 
 from longdecode.engine.attention import Selection
 from longdecode.engine.decode_state import DecodeState
-from longdecode.engine.device import resolve_device, resolve_dtype
+from longdecode.engine.device import lease_gpu, resolve_device, resolve_dtype
 from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
-from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.datasets.books import UNSEEN, read_books

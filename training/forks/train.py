@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longdecode.engine.device import resolve_device
+from longdecode.engine.device import lease_gpu, resolve_device
 from longdecode.engine.errors import refuse_unknown
-from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals import provenance
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.training_spec import ForkTraining

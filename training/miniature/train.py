@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from longdecode.engine.device import resolve_device
-from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.engine.device import lease_gpu, resolve_device
 from longdecode.training.files import append_log, run_commands
 from longdecode.training.loop import Loop, take_step
 from longdecode.training.miniature.books import book_folder

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import torch
 
-from longdecode.engine.device import resolve_device, resolve_dtype
+from longdecode.engine.device import lease_gpu, resolve_device, resolve_dtype
 from longdecode.engine.errors import ConfigError, refuse_unknown
-from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
