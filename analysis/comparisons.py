@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
 from longdecode.analysis import cells as grouped
 from longdecode.analysis.cells import ALL_TASKS, Cell, Cells, TaskStatus
@@ -37,7 +36,7 @@ DRAWS = 2000
 SEVERAL = " + "
 """Stands between the names of models that are trainings of one fork, where their mean is meant."""
 
-Pair = tuple[Cell, Cell]
+CellPair = tuple[Cell, Cell]
 Statuses = Mapping[tuple[Any, ...], TaskStatus]
 
 
@@ -64,7 +63,7 @@ def comparisons_table(
     statuses = grouped.task_statuses(cells, spread)
     pairs = list(dict.fromkeys([*against_full(cells), *_requested(cells, requests)]))
     groups = [(a.task, [(a, b)]) for a, b in pairs] + list(means(pairs, cells, statuses, pools))
-    rows = [row for task, members in groups if (row := _row(members, task, cells, statuses, spread))]
+    rows = [row for task, members in groups if (row := _pair_row(members, task, cells, statuses, spread))]
     frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"p_holm": float})
     for _, table in frame[frame["p"].notna()].groupby(_FAMILY, sort=False):
         frame.loc[table.index, "p_holm"] = stats.holm(table["p"].tolist())
@@ -107,20 +106,14 @@ def over_trainings(found: Interval, trainings: Sequence[Floats], confidence: flo
         found: the value, a mean over trainings or a difference of two, with its interval over prompts.
         trainings: by side its values, ``[trainings]``; a checkpoint, which is not a training of ours, has one.
         confidence: of both intervals.
-
-    Source: Welch 1947 (unequal variances; degrees of freedom by Satterthwaite 1946).
     """
-    groups = [group for group in trainings if len(group) > 1]
-    errors = [float(np.var(group, ddof=1)) / len(group) for group in groups]
-    if not (error := math.sqrt(sum(errors))):
-        return found, 0.0
-    freedom = error**4 / sum(each**2 / (len(group) - 1) for each, group in zip(errors, groups, strict=True))
-    low, high = student.interval(confidence, freedom, found.value, error)
-    wider = found._replace(low=float(np.minimum(found.low, low)), high=float(np.maximum(found.high, high)))
-    return wider, float(2 * student.sf(abs(found.value) / error, freedom))
+    own, p = stats.student_interval(found.value, trainings, confidence)
+    if math.isnan(own.low):
+        return found, p
+    return Interval(found.value, float(np.minimum(found.low, own.low)), float(np.maximum(found.high, own.high))), p
 
 
-def against_full(cells: Cells) -> Iterator[Pair]:
+def against_full(cells: Cells) -> Iterator[CellPair]:
     """Yield every cell of another variant with the cell of full attention at the same place."""
     fulls = {cell[:5]: cell for cell, samples in cells.items() if grouped.method_of(samples) == REFERENCE_METHOD}
     for cell, samples in cells.items():
@@ -128,7 +121,7 @@ def against_full(cells: Cells) -> Iterator[Pair]:
             yield cell, fulls[cell[:5]]
 
 
-def _requested(cells: Cells, requests: Iterable[PairRequest]) -> Iterator[Pair]:
+def _requested(cells: Cells, requests: Iterable[PairRequest]) -> Iterator[CellPair]:
     """Yield the pairs that requests ask for, at the same suite, task, context and batch."""
     places: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -151,8 +144,8 @@ def _is_of(model: str, asked: str) -> bool:
 
 
 def means(
-    pairs: Iterable[Pair], cells: Cells, statuses: Statuses, pools: Mapping[str, Sequence[str]], fewest: int = 2
-) -> Iterator[tuple[str, list[Pair]]]:
+    pairs: Iterable[CellPair], cells: Cells, statuses: Statuses, pools: Mapping[str, Sequence[str]], fewest: int = 2
+) -> Iterator[tuple[str, list[CellPair]]]:
     """Yield the pairs behind each mean: over a suite's tasks that full attention can do, and over each pool's.
 
     A pair of variants that lacks one of the tasks has no mean, as has a mean of fewer tasks than ``fewest``. Where full
@@ -163,7 +156,7 @@ def means(
         if status != "baseline_fails":
             suites[place[:2] + place[3:]].add(place[2])
             suites[(None, *place[1:2], *place[3:])].add(place[2])
-    groups: dict[Pair, list[Pair]] = defaultdict(list)
+    groups: dict[CellPair, list[CellPair]] = defaultdict(list)
     for a, b in pairs:
         groups[a._replace(task=ALL_TASKS), b._replace(task=ALL_TASKS)].append((a, b))
     for (_, b), members in groups.items():
@@ -176,7 +169,9 @@ def means(
                 yield name, kept
 
 
-def _row(members: Sequence[Pair], task: str, cells: Cells, statuses: Statuses, spread: Spread) -> dict[str, Any] | None:
+def _pair_row(
+    members: Sequence[CellPair], task: str, cells: Cells, statuses: Statuses, spread: Spread
+) -> dict[str, Any] | None:
     """Return one row, or nothing where timeouts leave no sample that both sides have scored."""
     a, b = members[0]
     units = [grouped.paired_units(cells[ours], cells[theirs]) for ours, theirs in members]
@@ -270,7 +265,7 @@ def _setup(r: BaseRecord) -> tuple[object, ...]:
     return r.model, r.variant, str(r.params), r.context, r.budget_tokens
 
 
-def _drawn_losses(members: Sequence[Pair], cells: Cells, spread: Spread) -> tuple[int, float, Floats]:
+def _drawn_losses(members: Sequence[CellPair], cells: Cells, spread: Spread) -> tuple[int, float, Floats]:
     """Return units, mean difference to Full, and its bootstrap draws."""
     gaps = [np.subtract(*grouped.paired_units(cells[a], cells[b])) for a, b in members]
     draws = []

@@ -153,7 +153,7 @@ def memory_bounds(records: Sequence[SpeedRecord]) -> Rows:
     full = {_place(r): r.bytes_min for r in steps if r.method == REFERENCE_METHOD}
     for r in steps:
         if r.method != REFERENCE_METHOD and (reference := full.get(_place(r))) and r.bytes_min:
-            yield _row(r) | {
+            yield _timed_row(r) | {
                 "measure": "memory_bound", "over": REFERENCE_METHOD, "value": reference / r.bytes_min, "unit": "times",
             }  # fmt: skip
 
@@ -211,7 +211,7 @@ def _same_place(a: SpeedRecord, b: SpeedRecord) -> bool:
     return (a.bench, a.context) == (b.bench, b.context) and same_model and same_batch and same_budget
 
 
-def _row(r: SpeedRecord) -> dict[str, Any]:
+def _timed_row(r: SpeedRecord) -> dict[str, Any]:
     return {
         "model": r.model, "variant": r.variant, "context": r.context, "batch": r.batch, "budget": r.budget,
         "setting": op_sizes_text(r.bench, r.params), "n": len(clean_times(r)), "source": "speed",
@@ -220,7 +220,7 @@ def _row(r: SpeedRecord) -> dict[str, Any]:
 
 def _pair(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Rows:
     times, ratios = [clean_times(r) for r in (a, b)], [clean_ratios(r) for r in (a, b)]
-    row = _row(a) | {
+    row = _timed_row(a) | {
         "over": b.variant, "over_setting": op_sizes_text(b.bench, b.params), "n": min(map(len, times)),
     }  # fmt: skip
 
@@ -347,7 +347,7 @@ def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Rows:
     observed = pd.DataFrame(_observations(jobs), columns=[*_TEXT_KEYS, "prompt", "value"])
     latest = observed.groupby([*_TEXT_KEYS, "prompt"], sort=False)["value"].last()
     for key, found in latest.groupby(_TEXT_KEYS, sort=False):
-        mean = student_interval(found.to_numpy(), spread.confidence)
+        mean, _ = student_interval(float(found.mean()), [found.to_numpy()], spread.confidence)
         row: dict[str, Any] = dict(zip(_TEXT_KEYS, key, strict=True))
         row |= mean._asdict() | {"n": len(found), "unit": TEXT_UNITS[row["measure"]], "source": "texts"}
         if row["unit"] == "share":

@@ -1,5 +1,10 @@
 """Statistics as small pure functions: intervals, a paired test, Holm's correction, the margin verdict.
 
+Intervals are of two kinds, the percentile bootstrap over units and, where few units differ, Wilson's. Student's is the
+third, for what has two to nine units, fewer than either can use: long texts, and trainings of one fork. The 5th and
+95th percentile beside a median time are its spread, no interval. Wilson's and Holm's formulas are written out here:
+scipy has the first for whole numbers of units alone, and not the second.
+
 A *unit* is what is independent: a prompt, a book, a problem. A *group* holds the units of one task, ``[units]``; a mean
 over several tasks is the mean of its groups' means, and units are resampled within their group.
 """
@@ -86,17 +91,25 @@ def bootstrap_interval(
     return Interval(value, float(found.confidence_interval.low), float(found.confidence_interval.high))
 
 
-def student_interval(values: Floats, confidence: float) -> Interval:
-    """Return a mean with Student's interval, for units too few to resample, such as texts; one unit has none.
+def student_interval(value: float, groups: Groups, confidence: float) -> tuple[Interval, float]:
+    """Return a mean, or a difference of two, with Student's interval and the p-value of 0.
 
-    Source: Student 1908.
+    It is for units too few to resample: texts, trainings. The bounds are NaN where no group has two units.
+
+    Args:
+        value: the mean of one group, or the difference of two groups' means.
+        groups: each ``[units]``; one of a single unit, such as a checkpoint that nobody here trained, has no spread.
+        confidence: coverage.
+
+    Source: Student 1908; Welch 1947 (unequal variances; degrees of freedom by Satterthwaite 1946).
     """
-    value = float(np.mean(values))
-    if len(values) < 2:
-        return Interval(value)
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    low, high = student.interval(confidence, len(values) - 1, value, error) if error else (value, value)
-    return Interval(value, float(low), float(high))
+    several = [group for group in groups if len(group) > 1]
+    errors = [float(np.var(group, ddof=1)) / len(group) for group in several]
+    if not (error := math.sqrt(sum(errors))):
+        return (Interval(value, value, value) if several else Interval(value)), 0.0
+    freedom = error**4 / sum(each**2 / (len(group) - 1) for each, group in zip(errors, several, strict=True))
+    low, high = student.interval(confidence, freedom, value, error)
+    return Interval(value, float(low), float(high)), float(2 * student.sf(abs(value) / error, freedom))
 
 
 def wilson_interval(share: float, units: float, confidence: float) -> tuple[float, float]:

@@ -203,4 +203,7 @@ def test_generator_depends_on_the_cell_alone() -> None:
 
 def test_a_few_texts_have_students_interval() -> None:
     values = np.array([1.51, 1.65, 1.68])
-    assert stats.student_interval(values, 0.95)[1:] == pytest.approx(ttest_1samp(values, 0).confidence_interval(0.95))
+    expected = ttest_1samp(values, 0)
+    found, p = stats.student_interval(values.mean(), [values], 0.95)
+    assert (found.low, found.high, p) == pytest.approx((*expected.confidence_interval(0.95), expected.pvalue))
+    assert np.isnan(stats.student_interval(1.5, [values[:1]], 0.95)[0].low)
