@@ -222,7 +222,7 @@ def summary_table(cells: Mapping[Cell, Sequence[Record]], spread: Spread) -> pd.
     A suite's mean is over the tasks that Full could do at that context; a variant that lacks one of them has no value
     there, because a mean over fewer tasks is not comparable.
     """
-    rows = [_row(cell, [cells[cell]], spread) for cell in sorted(cells, key=_table_order)]
+    rows = [_summary_row(cell, [cells[cell]], spread) for cell in sorted(cells, key=_table_order)]
     suites: dict[Cell, dict[str, Sequence[Record]]] = defaultdict(dict)
     for cell, found in cells.items():
         suites[cell._replace(task=ALL_TASKS)][cell.task] = found
@@ -231,7 +231,7 @@ def summary_table(cells: Mapping[Cell, Sequence[Record]], spread: Spread) -> pd.
         names = wanted.get(_place(cell), set())
         members = [suites[cell].get(name, []) for name in sorted(names)]
         if len(names) > 1 and len({(r.unit, r.higher_is_better) for found in members for r in found}) == 1:
-            rows.append(_row(cell, members, spread))
+            rows.append(_summary_row(cell, members, spread))
     more = sorted({name for row in rows for name in row} - set(COLUMNS))
     return pd.DataFrame(rows, columns=[*COLUMNS, *more]).astype(dict.fromkeys(_INTEGERS, "Int64"))
 
@@ -256,7 +256,7 @@ def _table_order(cell: Cell) -> tuple[Any, ...]:
     return cell.model, cell.suite, cell.task, cell.context, cell.batch, size, cell.variant
 
 
-def _row(cell: Cell, members: Sequence[Sequence[Record]], spread: Spread) -> dict[str, Any]:
+def _summary_row(cell: Cell, members: Sequence[Sequence[Record]], spread: Spread) -> dict[str, Any]:
     """Return the row of one cell, or of the mean over several."""
     records = [r for found in members for r in found]
     first, metrics = records[0], sorted({r.metric for r in records})

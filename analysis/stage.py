@@ -44,7 +44,7 @@ CLAIM_COLUMNS = (
     "paper", "claim", "published", "like_for_like", "low", "high", "unit", "conditions", "bound", "best_variant",
     "best", "verdict", "why", "source", "run", "revision",
 )  # fmt: skip
-Outcome = Literal["reproduced", "partly", "not reproduced", "not comparable", "cannot tell", "not run"]
+ClaimVerdict = Literal["reproduced", "partly", "not reproduced", "not comparable", "cannot tell", "not run"]
 UNPROVEN = 0.05
 """Corrected p-value above which a sign is not proven."""
 MOST_OF_IT = 0.5
@@ -149,7 +149,7 @@ def claims_table(papers: Mapping[str, Declaration], tables: Tables, profile: str
     return pd.DataFrame(rows, columns=list(CLAIM_COLUMNS))
 
 
-def outcome(printed: float | None, claim: Claim, found: Found | None, digits: int) -> Outcome:
+def claim_verdict(printed: float | None, claim: Claim, found: Found | None, digits: int) -> ClaimVerdict:
     """Return what came out of a claim under the paper's own conditions.
 
     At least so much: ``reproduced`` where the interval reaches the printed figure (as rounded there), ``partly`` where
@@ -232,7 +232,7 @@ def _claim_row(name: str, paper: Declaration, claim: Claim, tables: Tables, answ
         "unit": found.unit if found else printed.unit, "bound": bound and bound.value,
         "best_variant": best and _variant(best, found), "best": best and best.value, "why": why,
         "source": printed.mark, "run": claim.run,
-        "verdict": outcome(printed.number, claim, found, printed.digits),
+        "verdict": claim_verdict(printed.number, claim, found, printed.digits),
         "revision": found and found.row.get("revision"),
     }  # fmt: skip
 

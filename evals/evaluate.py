@@ -22,7 +22,7 @@ from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.gate import Gate, attempt, gate_folder, status_of
 from longdecode.evals.quality_job import QualityJob, Variant
-from longdecode.evals.records import Cell, Status
+from longdecode.evals.records import QualityCell, Status
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.base import Sample, Task
 from longdecode.methods.registry import get_method
@@ -97,7 +97,7 @@ class _Evaluation:
                     self._task(task, context, cells)
                     self._report(cells)
 
-    def _task(self, task: Task, context: int, cells: Sequence[Cell]) -> None:
+    def _task(self, task: Task, context: int, cells: Sequence[QualityCell]) -> None:
         """Close what cannot run at all, then take the samples batch by batch."""
         samples = self._attempt(cells, lambda: self.job.samples(task, context)) or []
         for sample in samples if self.tuned_on else ():
@@ -120,7 +120,7 @@ class _Evaluation:
                     done = f"{start + len(batch)} of {len(samples)} samples, {self._elapsed:.0f} s"
                     _say(f"  {self.where} {task.name} context={context}: {done}")
 
-    def _batch(self, task: Task, context: int, batch: Sequence[Sample], cells: Sequence[Cell]) -> None:
+    def _batch(self, task: Task, context: int, batch: Sequence[Sample], cells: Sequence[QualityCell]) -> None:
         """Prefill a batch once and decode it for every cell that wants it; the prompt is dropped on return.
 
         A method with a prefill rule of its own gets a prefill of its own, and so does each cell where the shared
@@ -144,7 +144,7 @@ class _Evaluation:
             self._attempt([cell], partial(self._decode, generator, given, batch, cell, method))
 
     def _decode(
-        self, generator: Generator, shared: _Shared, batch: Sequence[Sample], cell: Cell, method: AttentionMethod
+        self, generator: Generator, shared: _Shared, batch: Sequence[Sample], cell: QualityCell, method: AttentionMethod
     ) -> None:
         """Decode and score a batch for one cell, and store the records that it lacks."""
         prompt, variant = shared.prompt, self.variants[cell.variant]
@@ -157,7 +157,7 @@ class _Evaluation:
         missing = self._missing(cell, batch)
         variant.store.add(*(record for record in records if record.index in missing))
 
-    def _by_batch(self, samples: Sequence[Sample], cell: Cell) -> bool:
+    def _by_batch(self, samples: Sequence[Sample], cell: QualityCell) -> bool:
         """Return true, and say so, where rows cannot be refilled; else score the cell and store each row as it ends."""
         variant, missing = self.variants[cell.variant], self._missing(cell, samples)
         records = variant.refilled(cell, samples, missing) if missing else ()
@@ -168,22 +168,22 @@ class _Evaluation:
             variant.store.add(record)
         return False
 
-    def _missing(self, cell: Cell, batch: Sequence[Sample]) -> frozenset[int]:
+    def _missing(self, cell: QualityCell, batch: Sequence[Sample]) -> frozenset[int]:
         return self.variants[cell.variant].store.missing(cell, [sample.index for sample in batch])
 
-    def _attempt(self, cells: Sequence[Cell], work: Callable[[], T]) -> T | None:
+    def _attempt(self, cells: Sequence[QualityCell], work: Callable[[], T]) -> T | None:
         """Do some work; where it fails with an error of the cells, close them and return ``None``."""
         made, status, reason = attempt(work, self.job.device)
         if status:
             self._close(cells, status, reason)
         return made
 
-    def _close(self, cells: Sequence[Cell], status: Status, reason: str) -> None:
+    def _close(self, cells: Sequence[QualityCell], status: Status, reason: str) -> None:
         """Store the status of cells that cannot run."""
         for variant, cell in ((self.variants[cell.variant], cell) for cell in cells):
             variant.store.add(variant.closed(cell, status, reason))
 
-    def _report(self, cells: Sequence[Cell]) -> None:
+    def _report(self, cells: Sequence[QualityCell]) -> None:
         """Say for each cell its samples and mean score or its status, and about how long the rest takes."""
         self.finished += len(cells)
         for cell in cells:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _REFUSALS = {"failed_gate": errors.GateError, "unsupported": errors.UnsupportedCellError}
 
 
-class Verdict(Stored):
+class GateOutcome(Stored):
     """Outcome for one set of parameters on one model; ``checked`` names launches (tokens x rows at a budget)."""
 
     model: str
@@ -51,7 +51,7 @@ class GateFile(Stored):
     revision: str
     dirty: bool
     versions: dict[str, str]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[GateOutcome, ...]
 
 
 class Gate:
@@ -65,11 +65,11 @@ class Gate:
 
     def __init__(self, config: RunConfig, device: torch.device, folder: Path):
         self.config, self.device, self.folder = config, device, folder
-        self._known: dict[str, Verdict] = {}
+        self._known: dict[str, GateOutcome] = {}
 
     def run(self, variant: str) -> GateFile:
         """Check a variant on every model that it runs on, and write the file; what was checked is not checked twice."""
-        method, verdicts = self.config.methods[variant].method, list[Verdict]()
+        method, verdicts = self.config.methods[variant].method, list[GateOutcome]()
         for launches in launches_of(self.config, variant):
             conforms = self._once(f"{method} {launches.params}", self._conformance, method, launches)
             if conforms.status == "passed":
@@ -89,10 +89,10 @@ class Gate:
         """
         params = self.config.methods[variant].portable(model)
         for read in (self._read, self.run):
-            for verdict in file.verdicts if (file := read(variant)) else ():
-                if (verdict.model, verdict.params) == (model, params):
-                    return verdict.refusal
-        return errors.GateError(f"{variant} is neither scored nor timed on {model}: its gate has no verdict")
+            for outcome in file.verdicts if (file := read(variant)) else ():
+                if (outcome.model, outcome.params) == (model, params):
+                    return outcome.refusal
+        return errors.GateError(f"{variant} is neither scored nor timed on {model}: its gate has no outcome")
 
     def _read(self, variant: str) -> GateFile | None:
         """Return a variant's file where it holds for this device and code."""
@@ -103,42 +103,44 @@ class Gate:
         today = (device_name(self.device), gate_code_hash(file.method))
         return file if (file.device, file.code_hash) == today else None
 
-    def _conformance(self, method: str, launches: Launches) -> Verdict:
-        passed = Verdict(model=launches.model, params=dict(launches.params))
+    def _conformance(self, method: str, launches: Launches) -> GateOutcome:
+        passed = GateOutcome(model=launches.model, params=dict(launches.params))
         try:
             check_method(method, self.device, passed.params)
         except (errors.GateError, errors.UnsupportedCellError) as error:
             return passed.model_copy(update={"status": status_of(error), "message": str(error)})
         return passed
 
-    def _once(self, key: str, check: Callable[[str, Launches], Verdict], method: str, launches: Launches) -> Verdict:
+    def _once(
+        self, key: str, check: Callable[[str, Launches], GateOutcome], method: str, launches: Launches
+    ) -> GateOutcome:
         if key not in self._known:
             self._known[key] = check(method, launches)
         return self._known[key]
 
-    def _launches(self, method: str, launches: Launches) -> Verdict:
-        """Return the verdict on the launches of what conforms: passed where a model or the memory is not there."""
+    def _launches(self, method: str, launches: Launches) -> GateOutcome:
+        """Return the outcome on the launches of what conforms: passed where a model or the memory is not there."""
         from longdecode.evals.throughput.harness import config_of
-        from longdecode.methods.conformance_launches import check_launches, places_for
+        from longdecode.methods.conformance_launches import check_launches, launch_sizes
 
         dtype, checked = resolve_dtype(self.config.dtype, self.device), list[str]()
         problem: Exception | None = None
         try:
             shape = config_of(self.config, launches.model, launches.context)
-            for place in places_for(launches.context, launches.batch, shape, self.device, dtype):
+            for place in launch_sizes(launches.context, launches.batch, shape, self.device, dtype):
                 budget = budget_at(launches, place.context)
                 check_launches(method, shape, launches.params, budget, place, self.device, dtype, seed=self.config.seed)
                 checked.append(f"{place.context} tokens x {place.batch}" + (f", budget {budget}" if budget else ""))
         except Exception as error:  # whatever a kernel raises at such a size fails it
             problem = error
         free_memory(self.device, problem)
-        verdict = Verdict(model=launches.model, params=dict(launches.params), checked=tuple(checked))
+        outcome = GateOutcome(model=launches.model, params=dict(launches.params), checked=tuple(checked))
         if problem is None:
-            return verdict
+            return outcome
         absent = isinstance(problem, errors.LongDecodeError) and not isinstance(problem, errors.GateError)
         status = "passed" if absent or status_of(problem) == "oom" else "failed_gate"
         message = f"on {launches.model}: {type(problem).__name__}: {problem}"
-        return verdict.model_copy(update={"status": status, "message": message})
+        return outcome.model_copy(update={"status": status, "message": message})
 
 
 def check_method(method: str, device: torch.device, params: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ SOLVED_SUITES = (*LOOKUP_SUITES, "mini_reason")
 STREAMING_MAX, RISE_TOLERANCE = 0.15, 0.02
 _COLUMNS = ["suite", "task", "context", "variant", "budget", "unit", "status", "reason", "score"]
 
-Outcome = Literal["passed", "failed", "not run"]
+CheckOutcome = Literal["passed", "failed", "not run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Check:
 
     name: str
     requires: str
-    outcome: Outcome
+    outcome: CheckOutcome
     numbers: dict[str, Any] = field(default_factory=dict)
 
 

@@ -20,7 +20,7 @@ from longdecode.engine.tokenizer import eos_ids
 from longdecode.evals.budgets import native_budget
 from longdecode.evals.fingerprint import cell_settings, file_hashes, hash_data, hash_texts, quality_code_hash
 from longdecode.evals.model_job import ModelJob
-from longdecode.evals.records import KEPT_OUTPUTS, Cell, Provenance, Record, Status, hash_output
+from longdecode.evals.records import KEPT_OUTPUTS, Provenance, QualityCell, Record, Status, hash_output
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import Store
 from longdecode.evals.tasks.base import Sample, Score, Task, encoded
@@ -106,8 +106,8 @@ class Variant:
         self.spec = job.config.methods[name]
         self.params = self.spec.params_of(job.model)
         places = product(job.spec.contexts, job.spec.tasks, job.config.budgets_of(name))
-        cells = [Cell(name, task, context, budget) for context, task, budget in places]
-        self.store: Store[Cell, Record] = Store(
+        cells = [QualityCell(name, task, context, budget) for context, task, budget in places]
+        self.store: Store[QualityCell, Record] = Store(
             output,
             Record,
             cells if self.spec.runs_on(job.model) else [],
@@ -116,7 +116,7 @@ class Variant:
         )
 
     @functools.cache  # noqa: B019
-    def origin(self, cell: Cell) -> Provenance:
+    def origin(self, cell: QualityCell) -> Provenance:
         """Return the provenance of a cell, with the fingerprint that its records have today."""
         job, place = self.job, {"task": cell.task, "context": cell.context, "budget": cell.budget.text}
         settings = cell_settings(job.config, job.model, job.suite, self.name) | place
@@ -136,7 +136,7 @@ class Variant:
 
         return learned_heads(self.params["roles"])
 
-    def method_at(self, cell: Cell) -> AttentionMethod:
+    def method_at(self, cell: QualityCell) -> AttentionMethod:
         """Build the method of a cell.
 
         Raises:
@@ -146,7 +146,7 @@ class Variant:
         return self.job.build(self.name, self.budget_tokens(cell), cell.context)
 
     @functools.cache  # noqa: B019
-    def budget_tokens(self, cell: Cell) -> int | None:
+    def budget_tokens(self, cell: QualityCell) -> int | None:
         """Return a cell's budget in tokens; of a budget in bytes, the method's native one."""
         if not cell.budget.of_bytes:
             return cell.budget.tokens(cell.context)
@@ -155,7 +155,12 @@ class Variant:
         return native_budget(build, float(cell.budget.value or 0), cell.context, full_bytes, itemsize)
 
     def scored(
-        self, cell: Cell, sample: Sample, completion: Completion, method: AttentionMethod, full: Completion | None
+        self,
+        cell: QualityCell,
+        sample: Sample,
+        completion: Completion,
+        method: AttentionMethod,
+        full: Completion | None,
     ) -> Record:
         """Score one completion, against Full's where one is given.
 
@@ -198,7 +203,9 @@ class Variant:
             finish_reason=completion.finish_reason,
         )  # fmt: skip
 
-    def refilled(self, cell: Cell, samples: Sequence[Sample], missing: Collection[int]) -> Iterator[Record] | None:
+    def refilled(
+        self, cell: QualityCell, samples: Sequence[Sample], missing: Collection[int]
+    ) -> Iterator[Record] | None:
         """Score the samples whose numbers are ``missing`` in rows that are refilled; yield records as rows end.
 
         Shapes are those of all samples. ``None`` where the batches of the task or of the method must stay together.
@@ -216,7 +223,7 @@ class Variant:
         done = stream(job.generator(task), requests, method, rows, sorted(missing))
         return (self.scored(cell, samples[number], one, method, None) for number, one in done)
 
-    def closed(self, cell: Cell, status: Status, reason: str) -> Record:
+    def closed(self, cell: QualityCell, status: Status, reason: str) -> Record:
         """Make the one record of a cell that could not run."""
         try:
             tokens = self.budget_tokens(cell)
@@ -224,7 +231,7 @@ class Variant:
             tokens = None
         return self._record(cell, tokens, sample_index=-1, status=status, reason=reason)
 
-    def _record(self, cell: Cell, budget_tokens: int | None, **values: Any) -> Record:
+    def _record(self, cell: QualityCell, budget_tokens: int | None, **values: Any) -> Record:
         job, task = self.job, self.job.tasks[cell.task]
         return Record(
             profile=job.config.profile, model=job.model, method=self.spec.method, variant=self.name,

@@ -15,12 +15,12 @@ from longdecode.evals.budgets import Budget
 from longdecode.evals.tasks.registry import get_task
 
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed_gate", "data_unavailable"]
-Bench = Literal["ceiling", "kernel", "decode", "offload", "own_choices"]
-Stage = Literal[
+BenchName = Literal["ceiling", "kernel", "decode", "offload", "own_choices"]
+TimedStage = Literal[
     "op", "step", "no_selection", "no_attention", "projections", "correction", "prefill", "setup", "forward_rows",
     "speculative_step", "draft", "verify", "keep", "resident", "refetch", "eager", "transfer",
 ]  # fmt: skip
-Weights = Literal["none", "random", "checkpoint"]
+WeightsKind = Literal["none", "random", "checkpoint"]
 Key = tuple[str | int | None, ...]
 _Index = Annotated[int, Field(strict=True, ge=-1)]
 _Size = Annotated[int, Field(strict=True, ge=1)]
@@ -140,7 +140,7 @@ class BaseRecord(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class QualityCell:
     """One variant on one task at one context and budget, for the model and suite of a job."""
 
     variant: str
@@ -241,9 +241,9 @@ class SpeedRecord(BaseRecord):
     """One variant timed at one size; one that could not run has a status, a reason and no samples."""
 
     schema_version: int = 3
-    bench: Bench
-    weights: Weights
-    stage: Stage
+    bench: BenchName
+    weights: WeightsKind
+    stage: TimedStage
     samples: list[SpeedSample] = []
     reference: str | None = None  # variant of what the pairs were taken with
     bytes_min: int | None = None  # bytes that must be read or written once

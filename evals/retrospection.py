@@ -47,7 +47,7 @@ Values = tuple[str, str, int, int, Tensor]
 
 
 @dataclass(slots=True)
-class Trace:
+class ForcedDecode:
     """A decode of ``T`` given tokens of ``B`` samples.
 
     ``states`` ``[L, B, H, T, D]``: ``key`` and ``value`` are what the cache held in the end, ``output`` is each token's
@@ -155,7 +155,7 @@ def measured(decoder: Decoder, prompt: Prompt, tokens: Tensor, methods: dict[str
 
 
 @torch.no_grad()
-def record(decoder: Decoder, prompt: Prompt, method: AttentionMethod, tokens: Tensor) -> Trace:
+def record(decoder: Decoder, prompt: Prompt, method: AttentionMethod, tokens: Tensor) -> ForcedDecode:
     """Decode ``tokens`` ``[B, T + 1]`` after a prompt, in a copy of it; the last is predicted only.
 
     Raises:
@@ -180,7 +180,7 @@ def record(decoder: Decoder, prompt: Prompt, method: AttentionMethod, tokens: Te
                 last[layer, :, :, step - back] = out[:, :, -1 - back]
     keys, values = (part.float() for part in state.dense.window(starts, steps))
     states = {"key": keys, "value": values, "output": first, "output_final": last}
-    return Trace(states, torch.stack(losses))
+    return ForcedDecode(states, torch.stack(losses))
 
 
 @torch.no_grad()
@@ -267,7 +267,7 @@ def effective_budget(choices: PageChoices, steps: int) -> Tensor:
     return (union / choices.top[:count].sum(dim=-1)).mean(dim=(0, 1, 3))
 
 
-def errors(trace: Trace, full: Trace, window: int) -> dict[str, Tensor]:
+def errors(trace: ForcedDecode, full: ForcedDecode, window: int) -> dict[str, Tensor]:
     """Return how far a trace's states lie from Full's, ``[L, B]`` float64 by measure: norms of differences over norms.
 
     States: ``key``, ``value``, ``output`` (a token's attention output in its own step) and ``output_final`` (as its
@@ -281,7 +281,7 @@ def errors(trace: Trace, full: Trace, window: int) -> dict[str, Tensor]:
     return found
 
 
-def loss_gaps(trace: Trace, full: Trace) -> list[tuple[int, Tensor]]:
+def loss_gaps(trace: ForcedDecode, full: ForcedDecode) -> list[tuple[int, Tensor]]:
     """Return the loss over Full's by part of the continuation: its last step and ``[B]`` float64, in nats a token."""
     gap = (trace.losses - full.losses).double()
     parts = gap.tensor_split(min(BUCKETS, len(gap)))

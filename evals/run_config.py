@@ -23,7 +23,7 @@ from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingS
 
 REFERENCE_METHOD = "full"
 """The method that every difference is taken to."""
-Place = tuple[str, str, int, int]
+JobSize = tuple[str, str, int, int]
 """Name of a suite, of texts or of a bench; model, tokens and rows of a batch."""
 
 
@@ -268,7 +268,7 @@ def launches_of(run: RunConfig, variant: str) -> list[Launches]:
     return list(found.values())
 
 
-def sizes_of(run: RunConfig, variant: str) -> Iterator[tuple[Place, tuple[Budget, ...]]]:
+def sizes_of(run: RunConfig, variant: str) -> Iterator[tuple[JobSize, tuple[Budget, ...]]]:
     """Yield the places at which a run scores, writes and times a variant, with its budgets there."""
     spec, budgets = run.methods[variant], run.budgets_of(variant)
     for model in filter(spec.runs_on, run.models):

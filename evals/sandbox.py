@@ -33,7 +33,7 @@ from typing import IO, Literal
 
 from longdecode.engine.errors import LongDecodeError, UnsupportedCellError
 
-Status = Literal["ok", "failed", "timeout", "memory", "output"]
+SandboxStatus = Literal["ok", "failed", "timeout", "memory", "output"]
 
 PROGRAM = "/program.py"
 """Path of the program within the sandbox."""
@@ -94,7 +94,7 @@ class SandboxError(LongDecodeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """Most that a program may use; ``memory_bytes`` holds for each process and for all together.
 
     ``cpu_seconds`` is each process's own time, so that a busy machine fails nobody; ``wall_seconds`` ends everything.
@@ -110,17 +110,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SandboxResult:
     """The end of a program, and the first ``output_bytes`` of what it said on each channel."""
 
-    status: Status
+    status: SandboxStatus
     stdout: bytes
     stderr: bytes
 
 
 def run_python(
-    source: str, stdin: bytes = b"", limits: Limits | None = None, files: Mapping[str, bytes] | None = None
-) -> Outcome:
+    source: str, stdin: bytes = b"", limits: SandboxLimits | None = None, files: Mapping[str, bytes] | None = None
+) -> SandboxResult:
     """Run a Python program to its end, or to its limits.
 
     Args:
@@ -134,7 +134,7 @@ def run_python(
         SandboxError: the sandbox could not be set up.
     """
     require_sandbox()
-    return _run(source, stdin, limits or Limits(), files or {})
+    return _run(source, stdin, limits or SandboxLimits(), files or {})
 
 
 @functools.cache
@@ -149,7 +149,7 @@ def require_sandbox() -> None:
             raise SandboxError(f"{sys.platform} on {os.uname().machine}: Linux on x86_64 or aarch64 is needed")
         if shutil.which("bwrap") is None:
             raise SandboxError("bubblewrap (bwrap) is not on PATH")
-        outcome = _run("print(6 * 7)", b"", Limits(cpu_seconds=20, wall_seconds=60.0), {})
+        outcome = _run("print(6 * 7)", b"", SandboxLimits(cpu_seconds=20, wall_seconds=60.0), {})
         if outcome.stdout != b"42\n":
             raise SandboxError(f"{sys.executable} does not run in the sandbox: {_last_words(outcome.stderr)}")
     except SandboxError as error:
@@ -158,7 +158,7 @@ def require_sandbox() -> None:
 
 @contextlib.contextmanager
 def sandboxed(
-    arguments: Sequence[str], limits: Limits, files: Mapping[str, bytes], readable: Sequence[Path] = ()
+    arguments: Sequence[str], limits: SandboxLimits, files: Mapping[str, bytes], readable: Sequence[Path] = ()
 ) -> Iterator[tuple[list[str], tuple[int, ...]]]:
     """Yield the command that runs this interpreter in a sandbox, and the descriptors to pass to it when it is started.
 
@@ -210,7 +210,7 @@ def environment() -> dict[str, str]:
     return paths | {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def _run(source: str, stdin: bytes, limits: Limits, files: Mapping[str, bytes]) -> Outcome:
+def _run(source: str, stdin: bytes, limits: SandboxLimits, files: Mapping[str, bytes]) -> SandboxResult:
     """Run a program whose channels are files: whatever it says or ignores, nobody waits for anybody."""
     everything = {PROGRAM: source.encode(errors="surrogatepass"), **files}
     with contextlib.ExitStack() as stack:
@@ -224,7 +224,7 @@ def _run(source: str, stdin: bytes, limits: Limits, files: Mapping[str, bytes]) 
         )  # fmt: skip
         started = time.monotonic()
         try:
-            status: Status | None = None
+            status: SandboxStatus | None = None
             while status is None and process.poll() is None:
                 time.sleep(_POLL_SECONDS)
                 if time.monotonic() - started > limits.wall_seconds:
@@ -246,7 +246,7 @@ def _run(source: str, stdin: bytes, limits: Limits, files: Mapping[str, bytes]) 
         if status is None and _said_bytes(out, err) > limits.output_bytes:
             status = "output"
     late = code == 128 + signal.SIGXCPU or (code == 128 + signal.SIGKILL and seconds >= limits.cpu_seconds)
-    return Outcome(status or ("timeout" if late else "failed" if code else "ok"), stdout, stderr)
+    return SandboxResult(status or ("timeout" if late else "failed" if code else "ok"), stdout, stderr)
 
 
 def _said_bytes(*files: IO[bytes]) -> int:

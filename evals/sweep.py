@@ -25,7 +25,7 @@ from longdecode.evals.config_values import read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import data_fault, faults
-from longdecode.evals.run_config import Place, RecordFile, RunConfig, record_files, sizes_of
+from longdecode.evals.run_config import JobSize, RecordFile, RunConfig, record_files, sizes_of
 from longdecode.evals.tasks.registry import folder_of, get_task
 from longdecode.evals.throughput.spec import RAW_SHAPES, SHARED_JOBS
 
@@ -182,12 +182,12 @@ def _texts_cost(run: RunConfig, text: Any) -> tuple[float, float]:
     return count * seconds, count * len(text.prompts) * (RECORD_BYTES + TOKEN_BYTES * text.tokens)
 
 
-def places_of(run: RunConfig) -> Iterator[tuple[Place, Mapping[str, Sequence[Budget]], float, float]]:
+def places_of(run: RunConfig) -> Iterator[tuple[JobSize, Mapping[str, Sequence[Budget]], float, float]]:
     """Yield each place with its variants' budgets, and the bytes of weights and runtime and of a sequence's prompt.
 
     Benches that are given a memory choose their batch by it, and are left out; so are models whose size is not known.
     """
-    places: dict[Place, dict[str, Sequence[Budget]]] = defaultdict(dict)
+    places: dict[JobSize, dict[str, Sequence[Budget]]] = defaultdict(dict)
     for variant in run.methods:
         for place, budgets in sizes_of(run, variant):
             places[place][variant] = budgets

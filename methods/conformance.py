@@ -20,7 +20,7 @@ from longdecode.engine.errors import GateError
 from longdecode.engine.generation import Generator
 from longdecode.engine.sampling import Sampling
 from longdecode.kernels import dispatch
-from longdecode.methods.conformance_bench import Bench, Trace, make_bench, run_step_without_values
+from longdecode.methods.conformance_bench import MethodBench, Trace, make_bench, run_step_without_values
 from longdecode.methods.conformance_card import (
     bad_parameters_are_refused,
     card_names_the_parameters,
@@ -85,7 +85,7 @@ def check_method(
 
 def benches(
     name: str, device: torch.device | str, overrides: Mapping[str, Any] | None, *, dtype: torch.dtype, seed: int
-) -> Iterator[tuple[dict[str, Any], Bench]]:
+) -> Iterator[tuple[dict[str, Any], MethodBench]]:
     """Yield the cases to check a method in: the overrides, or the defaults and the variants that differ from them."""
     card = load_card(name)
     cases = [dict(overrides)] if overrides is not None else [{}, *map(card.variant_params, card.variants)]
@@ -97,7 +97,7 @@ def benches(
             yield case, bench
 
 
-def op_path(bench: Bench) -> frozenset[object]:
+def op_path(bench: MethodBench) -> frozenset[object]:
     """Return the ops that a decode calls, each with the settings that choose its kernel: arguments but the tensors."""
     used: set[object] = set()
     path = dispatch.kernel_path
@@ -117,7 +117,7 @@ def op_path(bench: Bench) -> frozenset[object]:
     return frozenset(used)
 
 
-def whole_budget_equals_full(bench: Bench) -> None:
+def whole_budget_equals_full(bench: MethodBench) -> None:
     """With a budget over the context, logits equal Full's at every step, and everything is read.
 
     Left out where the card says that the method is not exact then.
@@ -130,7 +130,7 @@ def whole_budget_equals_full(bench: Bench) -> None:
         raise GateError("the whole budget does not read the whole context")
 
 
-def small_budget_leaves_something_out(bench: Bench) -> None:
+def small_budget_leaves_something_out(bench: MethodBench) -> None:
     """With a small budget not everything is read: otherwise the checks below would check dense attention."""
     if not bench.takes_budget or bench.card.kind == "speculative":
         return
@@ -138,7 +138,7 @@ def small_budget_leaves_something_out(bench: Bench) -> None:
         raise GateError(f"a budget of {bench.budget} tokens reads contexts of up to {len(bench.prompts[0])} whole")
 
 
-def ragged_batch_equals_single_rows(bench: Bench) -> None:
+def ragged_batch_equals_single_rows(bench: MethodBench) -> None:
     """The shortest and the longest row of a ragged batch get the logits that they get alone."""
     for row in (2, 0):
         alone = bench.inputs.trace(bench.method, [row])
@@ -147,20 +147,20 @@ def ragged_batch_equals_single_rows(bench: Bench) -> None:
             raise GateError(f"row {row} reads other numbers of tokens in the batch and alone")
 
 
-def unwritten_memory_is_never_read(bench: Bench) -> None:
+def unwritten_memory_is_never_read(bench: MethodBench) -> None:
     """With every buffer full of NaN beforehand, the result is finite."""
     _, poisoned = bench.shuffled
     if not bool(torch.isfinite(poisoned.logits).all()):
         raise GateError("poisoned buffers make the logits NaN")
 
 
-def permuting_the_batch_permutes_the_result(bench: Bench) -> None:
+def permuting_the_batch_permutes_the_result(bench: MethodBench) -> None:
     """The order of rows does not matter."""
     order, permuted = bench.shuffled
     _close(permuted.logits, bench.small.logits[order], "a permuted batch and the permuted result")
 
 
-def stored_keys_keep_their_rotation(bench: Bench) -> None:
+def stored_keys_keep_their_rotation(bench: MethodBench) -> None:
     """Each key that a head of the first layer stores is one Full has, beside its value; no token is there twice."""
     got, want = bench.small.cache, bench.full.cache
     for row, seen in enumerate(want.positions.tolist()):
@@ -180,7 +180,7 @@ def stored_keys_keep_their_rotation(bench: Bench) -> None:
                 raise GateError(f"{what} stores {len(keys)} tokens of which {len(set(token.tolist()))} are distinct")
 
 
-def reads_stay_within_budget(bench: Bench) -> None:
+def reads_stay_within_budget(bench: MethodBench) -> None:
     """In every step governed heads read no more than the budget and the card's slack: each layer its own, all the sum.
 
     Reads are counted over all heads of a layer; those that read everything are taken off by what Full reads. Layers and
@@ -209,7 +209,7 @@ def reads_stay_within_budget(bench: Bench) -> None:
         raise GateError("a step read nothing")
 
 
-def traffic_covers_the_reads(bench: Bench) -> None:
+def traffic_covers_the_reads(bench: MethodBench) -> None:
     """The traffic model's bytes are at least those of the tokens counted; at most a tenth over, unless it says so."""
     config, steps = bench.config, bench.fed.shape[1]
     tokens = int(bench.small.kv_tokens_read[-1, :, 0].sum())
@@ -221,7 +221,7 @@ def traffic_covers_the_reads(bench: Bench) -> None:
         raise GateError(f"the traffic model says {traffic.kv_bytes:,} bytes, {read_bytes:,} were read")
 
 
-def runs_leave_no_trace(bench: Bench) -> None:
+def runs_leave_no_trace(bench: MethodBench) -> None:
     """A method that ran before, also with other rows, runs as the first time; so it does on a prompt it shares."""
     first = bench.small
     bench.inputs.trace(bench.method, [2])
@@ -230,12 +230,12 @@ def runs_leave_no_trace(bench: Bench) -> None:
         raise GateError("two runs with the same inputs differ")
 
 
-def a_step_never_waits_for_the_host(bench: Bench) -> None:
+def a_step_never_waits_for_the_host(bench: MethodBench) -> None:
     """A step runs on tensors without values, so no hook looks at one, which would break a CUDA graph."""
     run_step_without_values(bench)
 
 
-def speculation_changes_no_token(bench: Bench) -> None:
+def speculation_changes_no_token(bench: MethodBench) -> None:
     """Speculation generates Full's tokens, greedy and, under the exact rule, sampled."""
     if bench.method.draft is None:
         return
@@ -251,7 +251,7 @@ def speculation_changes_no_token(bench: Bench) -> None:
                 raise GateError(f"row {row}: speculation generates {got.output_ids}, full attention {want.output_ids}")
 
 
-def a_row_that_is_done_changes_no_other(bench: Bench) -> None:
+def a_row_that_is_done_changes_no_other(bench: MethodBench) -> None:
     """Beside a longest prompt that continues nothing, others get the log-probabilities and Full's drafts as ever."""
     longest, forced, both = bench.inputs.requests(new_tokens=2)
     requests = [replace(longest, forced_ids=(), max_new_tokens=0), replace(forced, max_new_tokens=0), both]
@@ -269,7 +269,7 @@ def a_row_that_is_done_changes_no_other(bench: Bench) -> None:
             raise GateError(f"speculation generates {done[2].output_ids}, full attention {wanted[0].output_ids}")
 
 
-def graph_replay_equals_eager(bench: Bench) -> None:
+def graph_replay_equals_eager(bench: MethodBench) -> None:
     """A step replayed from a CUDA graph gives what it gives eagerly; holds vacuously where there is no CUDA.
 
     Where the method corrects its cache, the generation is long enough for two corrections.
@@ -287,7 +287,7 @@ def graph_replay_equals_eager(bench: Bench) -> None:
             raise GateError(f"row {row}: a graph replay generates or reads otherwise than the eager step")
 
 
-def fast_path_equals_naive(bench: Bench) -> None:
+def fast_path_equals_naive(bench: MethodBench) -> None:
     """The kernels in force compute what their plain torch definitions compute, over a whole decode.
 
     Both read the same: the selections of one run are replayed in the other, those of the prompt too, so that a near-tie
@@ -324,7 +324,7 @@ def fast_path_equals_naive(bench: Bench) -> None:
     _close(got.logits, want.logits, "logits through the kernels in force and through their definitions", allowed)
 
 
-CHECKS: tuple[Callable[[Bench], None], ...] = (
+CHECKS: tuple[Callable[[MethodBench], None], ...] = (
     card_names_the_parameters,
     bad_parameters_are_refused,
     the_rule_is_stated,
@@ -346,14 +346,14 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
 )
 """Every check, in the order they run."""
 
-CASE_CHECKS: tuple[Callable[[Bench], None], ...] = (
+CASE_CHECKS: tuple[Callable[[MethodBench], None], ...] = (
     bad_parameters_are_refused,
     speculation_changes_no_token,
     graph_replay_equals_eager,
 )
 """Those that may tell two cases apart whose steps are the same."""
 
-SHAPE_CHECKS: tuple[Callable[[Bench], None], ...] = (
+SHAPE_CHECKS: tuple[Callable[[MethodBench], None], ...] = (
     reads_follow_the_rule,
     traffic_follows_the_rule,
     reads_stay_within_budget,
@@ -362,7 +362,7 @@ SHAPE_CHECKS: tuple[Callable[[Bench], None], ...] = (
 )
 """Those that heads of another number, group or width, and rows much shorter than the budget, may fail alone."""
 
-FAST_PATH_CHECKS: tuple[Callable[[Bench], None], ...] = (
+FAST_PATH_CHECKS: tuple[Callable[[MethodBench], None], ...] = (
     fast_path_equals_naive,
     whole_budget_equals_full,
     unwritten_memory_is_never_read,
@@ -373,7 +373,10 @@ FAST_PATH_CHECKS: tuple[Callable[[Bench], None], ...] = (
 
 
 def _run(
-    checks: tuple[Callable[[Bench], None], ...], bench: Bench, case: Mapping[str, Any], shape: Shape | None = None
+    checks: tuple[Callable[[MethodBench], None], ...],
+    bench: MethodBench,
+    case: Mapping[str, Any],
+    shape: Shape | None = None,
 ) -> None:
     for check in checks:
         try:

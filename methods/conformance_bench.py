@@ -137,7 +137,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Bench:
+class MethodBench:
     """Hold one method with one set of parameters, and the inputs to run it on."""
 
     card: Card
@@ -248,7 +248,7 @@ def make_bench(
     dtype: torch.dtype,
     seed: int,
     shape: Shape | None = None,
-) -> Bench:
+) -> MethodBench:
     """Make the tiny model, inputs and a builder for one method and one set of parameters.
 
     The budget is the card's; where the parameters need more, it is doubled until they accept it. ``shape`` is one of
@@ -270,7 +270,7 @@ def make_bench(
     budget = _accepted(build, card.conformance.budget_tokens)
     params = method.Params(**overrides)
     times = getattr(params, card.slack.times) if card.slack.times else 1
-    return Bench(
+    return MethodBench(
         card=card,
         params=params,
         build=build,
@@ -304,7 +304,7 @@ def make_inputs(
     return Inputs(decoder, prompts, fed.to(device))
 
 
-def run_step_without_values(bench: Bench) -> None:
+def run_step_without_values(bench: MethodBench) -> None:
     """Run a step on tensors that have shapes and no values.
 
     Raises:

@@ -6,11 +6,11 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from longdecode.engine.errors import ConfigError, GateError, UnsupportedCellError
-from longdecode.methods.conformance_bench import Bench
+from longdecode.methods.conformance_bench import MethodBench
 from longdecode.methods.registry import get_method
 
 
-def card_names_the_parameters(bench: Bench) -> None:
+def card_names_the_parameters(bench: MethodBench) -> None:
     """The card's knobs are the fields of ``Params``, with their defaults."""
     params = get_method(bench.card.name).Params
     have = {item.name: _default(item) for item in fields(params)}
@@ -19,7 +19,7 @@ def card_names_the_parameters(bench: Bench) -> None:
         raise GateError(f"the card lists the knobs {said}, Params has {have}")
 
 
-def bad_parameters_are_refused(bench: Bench) -> None:
+def bad_parameters_are_refused(bench: MethodBench) -> None:
     """An unknown parameter, and a budget under the card's minimum, raise instead of being bent."""
     method = get_method(bench.card.name)
     budget = bench.whole_budget if bench.takes_budget else None
@@ -38,7 +38,7 @@ def bad_parameters_are_refused(bench: Bench) -> None:
         raise GateError(f"a budget of {minimum - 1} was accepted; the card's minimum is {minimum}")
 
 
-def the_rule_is_stated(bench: Bench) -> None:
+def the_rule_is_stated(bench: MethodBench) -> None:
     """A rule states what the method reads, or the card gives the reason why none does."""
     stated = bench.rule is not None
     if stated != (bench.card.rule == "stated"):

@@ -56,7 +56,7 @@ _UNUSED_KEY, _UNUSED_VALUE = 50.0, 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LaunchSize:
     """Context in tokens and rows at which launches are checked."""
 
     context: int
@@ -67,18 +67,20 @@ class Place:
         return self.context * self.batch * replace(config, num_layers=LAYERS).kv_bytes_per_token(dtype.itemsize)
 
 
-def places_for(context: int, batch: int, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> list[Place]:
+def launch_sizes(
+    context: int, batch: int, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> list[LaunchSize]:
     """Return where launches up to a size are checked: the longest context, and all rows, as far as memory allows.
 
     Raises:
         UnsupportedCellError: the device has no room for one row of ``CPU_CONTEXT`` tokens.
     """
     if device.type == "cpu":
-        return [Place(min(context, CPU_CONTEXT), min(batch, CPU_BATCH))]
+        return [LaunchSize(min(context, CPU_CONTEXT), min(batch, CPU_BATCH))]
     room = min(CACHE_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
-    token = Place(1, 1).cache_bytes(config, dtype)
-    longest = Place(min(context, room // token), max(1, min(batch, room // (context * token))))
-    widest = Place(min(context, room // (batch * token)), batch)
+    token = LaunchSize(1, 1).cache_bytes(config, dtype)
+    longest = LaunchSize(min(context, room // token), max(1, min(batch, room // (context * token))))
+    widest = LaunchSize(min(context, room // (batch * token)), batch)
     least = min(context, CPU_CONTEXT)
     found = [place for place in dict.fromkeys((longest, widest)) if place.context >= least]
     if not found:
@@ -105,8 +107,8 @@ class _Run:
 
 
 def check_launches(
-    name: str, config: ModelConfig, params: Mapping[str, Any], budget: int | None, place: Place, device: torch.device,
-    dtype: torch.dtype, *, seed: int = 0,
+    name: str, config: ModelConfig, params: Mapping[str, Any], budget: int | None, place: LaunchSize,
+    device: torch.device, dtype: torch.dtype, *, seed: int = 0,
 ) -> None:  # fmt: skip
     """Compare a method's kernels with their definitions where a run launches them.
 

@@ -12,7 +12,7 @@ from longdecode.engine.errors import GateError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request
 from longdecode.engine.refill import Part
 from longdecode.engine.sampling import Sampling
-from longdecode.methods.conformance_bench import Bench, uninitialised_memory_is_nan
+from longdecode.methods.conformance_bench import MethodBench, uninitialised_memory_is_nan
 from longdecode.methods.conformance_model import SPIKES
 
 CONTINUATIONS = ((1, 3, 2), (2, 0, 9), (2, 8, 0), (2, 0, 5), (1, 0, 4), (2, 0, 1))
@@ -23,7 +23,7 @@ TOLERANCE = 2e-4
 """Largest difference of log-probabilities: the batch is another."""
 
 
-def refilled_rows_equal_rows_alone(bench: Bench) -> None:
+def refilled_rows_equal_rows_alone(bench: MethodBench) -> None:
     """Rows that end and are refilled, full of NaN in between, generate and read what each request does alone.
 
     Left out where the method's batches are refused: no number comes of rows that were refilled.
@@ -33,7 +33,7 @@ def refilled_rows_equal_rows_alone(bench: Bench) -> None:
 
 
 def compare_refilled(
-    bench: Bench, rows: int = 3, group: int = 2, sampling: Sampling = SAMPLING, *, replayed: bool = False
+    bench: MethodBench, rows: int = 3, group: int = 2, sampling: Sampling = SAMPLING, *, replayed: bool = False
 ) -> None:
     """Decode requests in ``rows`` rows, with ``replayed`` from a CUDA graph, and one by one, eagerly.
 
@@ -53,7 +53,7 @@ def compare_refilled(
         _compare(f"request {index}", refilled[index], alone.run([request], method)[0])
 
 
-def requests_of(bench: Bench) -> list[Request]:
+def requests_of(bench: MethodBench) -> list[Request]:
     """Return requests of many lengths, each with noise of its own; the same few tokens end them."""
     given, stops = bench.inputs.requests(), frozenset(range(SPIKES, 2 * SPIKES))
     return [

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longdecode.engine.errors import GateError
 from longdecode.engine.model_config import ModelConfig
-from longdecode.methods.conformance_bench import Bench, Heads, Trace
+from longdecode.methods.conformance_bench import Heads, MethodBench, Trace
 from longdecode.methods.rule import Positions, Rule
 
 EXACT = 1e-9
@@ -20,7 +20,7 @@ TURNED = 1e-3
 _ELEMENT_BYTES = 2
 
 
-def reads_follow_the_rule(bench: Bench) -> None:
+def reads_follow_the_rule(bench: MethodBench) -> None:
     """Hold every read of every step, layer, row and head against the rule.
 
     The output of a layer must be brute-force attention over the declared tokens, and the tokens counted as read theirs.
@@ -37,7 +37,7 @@ def reads_follow_the_rule(bench: Bench) -> None:
                 _follow(bench, bench.inputs.trace(bench.build(budget), rows[1:]), budget, rows[1:])
 
 
-def traffic_follows_the_rule(bench: Bench) -> None:
+def traffic_follows_the_rule(bench: MethodBench) -> None:
     """Metadata bytes are the rule's at every length; keys and values are at least those that were read."""
     if bench.rule is None:
         return
@@ -59,7 +59,7 @@ def traffic_follows_the_rule(bench: Bench) -> None:
                 )
 
 
-def _follow(bench: Bench, trace: Trace, budget: int, rows: Sequence[int]) -> None:
+def _follow(bench: MethodBench, trace: Trace, budget: int, rows: Sequence[int]) -> None:
     """Compare each of the traced rows with a rule of its own."""
     assert bench.rule is not None
     for at, row in enumerate(rows):
@@ -84,7 +84,7 @@ class _View:
         self.kv_length = keys.shape[1]
 
 
-def _row_views(bench: Bench, rule: Rule, trace: Trace, at: int, row: int) -> Iterator[tuple[int, int, _View]]:
+def _row_views(bench: MethodBench, rule: Rule, trace: Trace, at: int, row: int) -> Iterator[tuple[int, int, _View]]:
     """Show the prompt of a row, the trace's ``at``-th, to the rule; yield step, layer and view of each layer."""
     start, config = len(bench.prompts[row]), bench.config
     table = _rotations(bench, start + len(trace.heads))
@@ -170,7 +170,7 @@ def _of_row(heads: Heads, row: int) -> list[Tensor]:
     return [part[row].cpu().double() for part in (heads.q, heads.k, heads.v, heads.out)]
 
 
-def _rotations(bench: Bench, length: int) -> tuple[Tensor, Tensor]:
+def _rotations(bench: MethodBench, length: int) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of every position, ``[length, D]``."""
     cos, sin = bench.decoder.rope.at(torch.arange(length, device=bench.decoder.device)[None])
     return cos[0].cpu().double(), sin[0].cpu().double()

@@ -15,13 +15,12 @@ from longdecode.engine.kv_cache import CacheShape, StepSlots, WholeCache, empty_
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.block_residency import Arrivals, BlockQueue, Residents, claim_slots, values_in_slots
 from longdecode.kernels.decode_attention import decode_attention
-from longdecode.kernels.host_fetch import copy_blocks
+from longdecode.kernels.host_fetch import KeysValues, copy_blocks
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.resident_attention import resident_attention
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 from longdecode.methods.ring_cache import refuse_blocks
 
-Pair = tuple[Tensor, Tensor]
 _LISTED, _AHEAD = 0, 1
 """Kinds of fetches of a layer: blocks that it lists, and blocks that it probably will."""
 
@@ -86,7 +85,7 @@ class OffloadedCache(WholeCache):
         return self.positions
 
     @property
-    def host(self) -> Pair:
+    def host(self) -> KeysValues:
         """Keys and values in host memory, ``[L, B, Hkv, blocks * block_size, D]`` each."""
         dtype = self.shape.dtype
         half = self.buffer.bytes.numel() // 2
@@ -197,7 +196,7 @@ class OffloadedCache(WholeCache):
         self.held.fill_(-1)
         self.used.fill_(-1)
 
-    def layer_blocks(self, layer: int) -> tuple[Pair, Pair]:
+    def layer_blocks(self, layer: int) -> tuple[KeysValues, KeysValues]:
         """Return keys and values of a layer by block ``[N, block_size * D]``: in host memory, and in the slots."""
         far = self.host
         return self._in_blocks((far[0][self.at[layer]], far[1][self.at[layer]])), self._in_blocks(self._near(layer))
@@ -279,13 +278,13 @@ class OffloadedCache(WholeCache):
         at = self.at[layer]
         return Residents(self.held[at], self.used[at], self.clock, fetched[at], self.k)
 
-    def _near(self, layer: int) -> Pair:
+    def _near(self, layer: int) -> KeysValues:
         return self.k[self.at[layer]], self.v[self.at[layer]]
 
-    def _whole(self, layer: int) -> Pair:
+    def _whole(self, layer: int) -> KeysValues:
         return self.whole_k[self.whole_at[layer]], self.whole_v[self.whole_at[layer]]
 
-    def _in_blocks(self, pair: Pair) -> Pair:
+    def _in_blocks(self, pair: KeysValues) -> KeysValues:
         width = self.block_size * self.config.head_dim
         return pair[0].reshape(-1, width), pair[1].reshape(-1, width)
 

@@ -26,7 +26,7 @@ from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder, model_hash
 from longdecode.evals.provenance import revision
 from longdecode.kernels.rope.naive import rotate
-from longdecode.methods.seerattention_r.gates import Gate, Rotation, new_gates, write_gates
+from longdecode.methods.seerattention_r.gates import LayerGate, Rotation, new_gates, write_gates
 from longdecode.training.draft_heads.data import Books
 from longdecode.training.files import append_log, run_commands, write_json
 from longdecode.training.loop import Loop, take_step, warmed_cosine
@@ -57,10 +57,10 @@ class GateTrainer(PrefillObserver):
         self.rng = torch.Generator().manual_seed(seed)
 
     @property
-    def gates(self) -> Iterator[Gate]:
+    def gates(self) -> Iterator[LayerGate]:
         """Yield the gate of each layer."""
         each = len(self.weights) // len(self.losses)
-        yield from (Gate(*self.weights[each * n : each * n + each]) for n in range(len(self.losses)))
+        yield from (LayerGate(*self.weights[each * n : each * n + each]) for n in range(len(self.losses)))
 
     def begin(self, shape: CacheShape, lengths: Sequence[int]) -> None:
         """See ``PrefillObserver.begin``."""

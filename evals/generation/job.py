@@ -22,7 +22,7 @@ from longdecode.evals.fingerprint import code_hash, file_hashes, hash_texts
 from longdecode.evals.gate import Gate, attempt
 from longdecode.evals.generation import texts
 from longdecode.evals.model_job import ModelJob
-from longdecode.evals.records import Cell, Provenance, Record
+from longdecode.evals.records import Provenance, QualityCell, Record
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig
 from longdecode.evals.store import Store
 
@@ -71,7 +71,7 @@ class GenerationJob(ModelJob):
         self.gate = Gate(config, device, output.parent.parent / "gate")
         # A sampler is a task, a prompt's length the context.
         places = product(self.spec.prompts, self.spec.samplers, self.spec.named)
-        self.cells = [Cell(v, s, prompt, budget) for prompt, s, v in places for budget in config.budgets_of(v)]
+        self.cells = [QualityCell(v, s, prompt, budget) for prompt, s, v in places for budget in config.budgets_of(v)]
 
     @cached_property
     def origin(self) -> Provenance:
@@ -96,12 +96,12 @@ class GenerationJob(ModelJob):
         """Return the generator that draws by a sampler of the configuration."""
         return Generator(self.decoder, self.generation.sampling(sampler))
 
-    def record(self, cell: Cell, number: int, full: Record | None) -> Record:
+    def record(self, cell: QualityCell, number: int, full: Record | None) -> Record:
         """Write one text, against Full's where there is one; what cannot be written is a record with its status."""
         made, status, reason = attempt(partial(self._written, cell, number, full), self.device)
         return made or self._record(cell, {}, sample_index=-1, status=status, reason=reason)
 
-    def _written(self, cell: Cell, number: int, full: Record | None) -> Record:
+    def _written(self, cell: QualityCell, number: int, full: Record | None) -> Record:
         if refusal := self.gate.refusal(cell.variant, self.spec.model):
             raise refusal
         generator = self.generator(cell.task)
@@ -130,7 +130,7 @@ class GenerationJob(ModelJob):
             output_ids=None if same else list(ids), output_text=None if same else self.tokenizer.decode(ids),
         )  # fmt: skip
 
-    def _record(self, cell: Cell, measures: dict[str, float], **result: Any) -> Record:
+    def _record(self, cell: QualityCell, measures: dict[str, float], **result: Any) -> Record:
         spec, real = self.config.methods[cell.variant], not self.tokenizer.byte_level
         return Record(
             profile=self.config.profile, model=self.spec.model, variant=cell.variant, method=spec.method,

@@ -20,7 +20,7 @@ from typing import Literal
 from longdecode.evals.config_values import read_yaml
 from longdecode.evals.generators.prose import Episode, distinct, hide, letters, word
 
-Variant = Literal["single", "multikey", "two_hop"]
+NeedleKind = Literal["single", "multikey", "two_hop"]
 
 MAX_RECORDS = 96
 
@@ -103,7 +103,7 @@ def record_count(total_chars: int, wording: Wording = BYTES) -> int:
     return max(2, min(MAX_RECORDS, total_chars * 9 // 16 // wording.record_chars))
 
 
-def recall(rng: random.Random, variant: Variant, total_chars: int, wording: Wording = BYTES) -> Episode:
+def recall(rng: random.Random, variant: NeedleKind, total_chars: int, wording: Wording = BYTES) -> Episode:
     """Make one short question over one episode of exactly ``total_chars`` characters.
 
     Args:

@@ -29,7 +29,7 @@ from longdecode.evals.fingerprint import code_hash
 from longdecode.methods.conformance import check_method
 from longdecode.methods.registry import get_method
 
-Pair = tuple[tuple[str, str], list[int], list[int]]
+EncodedRequest = tuple[tuple[str, str], list[int], list[int]]
 _KINDS: dict[str, tuple[type, ...]] = {
     "until": (str, list), "do_sample": (bool,), **dict.fromkeys(("temperature", "top_p", "min_p"), (int, float)),
     **dict.fromkeys(("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"), (int,)),
@@ -216,7 +216,7 @@ class LongDecodeLM(TemplateLM):
         """Return log-likelihoods of whole texts, each token decoded through the method: a step a token."""
         texts = [self.tok_encode(instance.args[0], add_special_tokens=False) for instance in requests]
         windows = [[*get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)] for ids in texts]
-        pairs: list[Pair] = [(("", ""), *make_disjoint_window(window)) for own in windows for window in own]
+        pairs: list[EncodedRequest] = [(("", ""), *make_disjoint_window(window)) for own in windows for window in own]
         scored = iter(self._loglikelihood_tokens(pairs, disable_tqdm))
         sums = [sum((logprob for logprob, _ in islice(scored, len(own))), 0.0) for own in windows]
         for instance, total in zip(requests, sums, strict=True):
@@ -224,7 +224,7 @@ class LongDecodeLM(TemplateLM):
         return sums
 
     def _loglikelihood_tokens(
-        self, requests: list[Pair], disable_tqdm: bool = False, **kwargs: Any
+        self, requests: list[EncodedRequest], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation, and whether greedy decoding would have written it."""
         answers: list[tuple[float, bool]] = [(0.0, True)] * len(requests)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
 from longdecode.evals.datasets.livecodebench import CodeTest
-from longdecode.evals.sandbox import Limits, Outcome, run_python
+from longdecode.evals.sandbox import SandboxLimits, SandboxResult, run_python
 
-LIMITS = Limits(wall_seconds=40.0, memory_bytes=4 << 30, output_bytes=64 << 20)
+LIMITS = SandboxLimits(wall_seconds=40.0, memory_bytes=4 << 30, output_bytes=64 << 20)
 MOST_AT_ONCE = 8
 """Most tests of a program that run side by side, on half of the processors."""
 _SOLUTION = "/solution.py"
@@ -80,7 +80,7 @@ def code_blocks(completion: str) -> list[str]:
     return [block["code"] for block in _BLOCK.finditer(completion)]
 
 
-def run_checks(parts: Sequence[str], checks: str, limits: Limits = LIMITS) -> ProgramOutcome:
+def run_checks(parts: Sequence[str], checks: str, limits: SandboxLimits = LIMITS) -> ProgramOutcome:
     """Run a program and then checks of it in one namespace, as HumanEval and MBPP do; one test in all.
 
     A program that ends before its checks have run fails, whatever its exit code: the last statement alone writes the
@@ -101,7 +101,9 @@ def run_checks(parts: Sequence[str], checks: str, limits: Limits = LIMITS) -> Pr
     return ProgramOutcome(cause is None, cause, int(cause is None))
 
 
-def run_tests(code: str, function: str | None, tests: Sequence[CodeTest], limits: Limits = LIMITS) -> ProgramOutcome:
+def run_tests(
+    code: str, function: str | None, tests: Sequence[CodeTest], limits: SandboxLimits = LIMITS
+) -> ProgramOutcome:
     """Run a program on tests until it fails one, a few at a time where there are processors; the verdict is the same.
 
     Args:
@@ -133,7 +135,7 @@ def run_tests(code: str, function: str | None, tests: Sequence[CodeTest], limits
     return ProgramOutcome(passed > 0, None if passed else "no tests", passed)
 
 
-def _cause(outcome: Outcome, right: bool) -> str | None:
+def _cause(outcome: SandboxResult, right: bool) -> str | None:
     return outcome.status if outcome.status != "ok" else None if right else "wrong"
 
 

@@ -28,7 +28,7 @@ from longdecode.evals.scoring.answer_text import final_answer, folded, plain
 
 DEADLINE_SECONDS, WALL_SECONDS = 10.0, 60.0
 """Most processor and clock time of a comparison; the slowest right answer of five data sets takes under a second."""
-LIMITS = sandbox.Limits(cpu_seconds=1_000_000, output_bytes=1 << 20, processes=8)
+LIMITS = sandbox.SandboxLimits(cpu_seconds=1_000_000, output_bytes=1 << 20, processes=8)
 """Limits of the worker; processor time is bounded by comparison, because one worker answers thousands."""
 _SOURCE_ROOT = Path(__file__).parents[3]
 """The folder that holds ``longdecode``; the links of the rooms are part of the path."""
@@ -63,7 +63,7 @@ _SEVERAL = re.compile(r"\d[^\d\\=]*(?:\band\b|[A-Za-z][^\d\\=]*[,;])[^\d\\=]*\d"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AnswerRule:
     """Set how a data set compares answers.
 
     ``absolute`` is the largest difference that counts as equal, one for every part of the answer or one for all;
@@ -81,7 +81,7 @@ class Rule:
         return max(stated * OFFICIAL_SLACK, self.relative * abs(gold))
 
 
-def equivalent(gold: str, answer: str, rule: Rule | None = None) -> bool:
+def equivalent(gold: str, answer: str, rule: AnswerRule | None = None) -> bool:
     """Return true where ``answer`` equals ``gold``, both in LaTeX, with or without dollars and a box around them.
 
     Several values separated by commas are compared as a set. Where the rule has a tolerance and both sides are numbers,
@@ -92,7 +92,7 @@ def equivalent(gold: str, answer: str, rule: Rule | None = None) -> bool:
 
     Source: math-verify 0.9 for parsing and comparing; OlympiadBench's judge for tolerances.
     """
-    rule = rule or Rule()
+    rule = rule or AnswerRule()
     gold, answer = _plain(_undressed(gold)), _undressed(answer)
     if rule.drop_units and _number(gold) is not None:
         if _SEVERAL.search(plain(answer)):
@@ -210,7 +210,7 @@ def serve() -> None:
         signal.setitimer(signal.ITIMER_PROF, processor_seconds)
         signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
         try:
-            verdict = "equal" if equivalent(gold, answer, Rule(*rule)) else "different"
+            verdict = "equal" if equivalent(gold, answer, AnswerRule(*rule)) else "different"
         except (MemoryError, RecursionError) as error:
             verdict = type(error).__name__
         for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
@@ -237,7 +237,7 @@ class MathChecker:
         self.deadline_seconds = deadline_seconds
         self._worker: subprocess.Popen[str] | None = None
 
-    def equal(self, gold: str, answer: str, rule: Rule | None = None) -> bool:
+    def equal(self, gold: str, answer: str, rule: AnswerRule | None = None) -> bool:
         """Return true where an answer is the same as the gold one; see ``equivalent``.
 
         Raises:
@@ -245,7 +245,7 @@ class MathChecker:
                 is known about the answer.
             CheckerError: the worker cannot be started.
         """
-        request = json.dumps([gold, answer, astuple(rule or Rule()), self.deadline_seconds])
+        request = json.dumps([gold, answer, astuple(rule or AnswerRule()), self.deadline_seconds])
         verdict = self._ask(request) or self._ask(request) or "the comparing process ended twice"
         if verdict not in ("equal", "different"):
             raise ScoreTimeoutError(f"comparing {answer[:80]!r} with {gold!r}: {verdict}")
@@ -274,7 +274,7 @@ class MathChecker:
 
 
 def _started() -> subprocess.Popen[str]:
-    run = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from {Rule.__module__} import serve; serve()"
+    run = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from {AnswerRule.__module__} import serve; serve()"
     readable = [_SOURCE_ROOT, *((_SOURCE_ROOT / "longdecode" / room).resolve() for room in ("evals", "engine"))]
     with contextlib.ExitStack() as stack:
         command, descriptors = [sys.executable, "-I", "-c", run], tuple[int, ...]()

@@ -28,7 +28,7 @@ LETTERS = "ABCDE"
 _GOLD = re.compile(r"-?[\d,]*\.?\d+")
 
 
-Pair = tuple[str, str]
+QuestionAnswer = tuple[str, str]
 """A question as it stands in a prompt, and its answer: worked, of an example, else a number's digits or a letter."""
 
 
@@ -40,8 +40,8 @@ class Group:
     joined text at blank lines, pairs some with other questions' answers.
     """
 
-    demos: tuple[Pair, ...]
-    questions: tuple[Pair, ...]
+    demos: tuple[QuestionAnswer, ...]
+    questions: tuple[QuestionAnswer, ...]
     subject: str | None = None
 
 
@@ -130,14 +130,14 @@ def read_groups(source: Path | None, name: str, size: int) -> list[Group]:
     return [Group(demos, tuple(questions[start : start + size])) for start in starts]
 
 
-def _gsm8k(row: Row) -> Pair:
+def _gsm8k(row: Row) -> QuestionAnswer:
     gold = row.text("answer").rpartition("####")[2].strip()
     if _GOLD.fullmatch(gold) is None:
         raise row.fault(f"has no number after '####' in 'answer', but {gold[:60]!r}")
     return row.text("question", blank=False), gold
 
 
-def _csqa(row: Row) -> Pair:
+def _csqa(row: Row) -> QuestionAnswer:
     """Read a row of the original release, or of the hub, which has it flattened."""
     with row.data.reading(f"{row.where} is no question of CommonsenseQA"):
         asked, gold = row.values["question"], row.values["answerKey"]

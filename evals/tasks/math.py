@@ -16,7 +16,7 @@ from functools import partial
 from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
 from longdecode.evals.scoring.answer_text import final_answer, integer_answer, plain
 from longdecode.evals.scoring.choice_letter import chosen_letter
-from longdecode.evals.scoring.math_checker import Rule, shared_checker
+from longdecode.evals.scoring.math_checker import AnswerRule, shared_checker
 from longdecode.evals.tasks.base import Data, ReasoningTask, Sample, Score, Suite
 
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -94,12 +94,12 @@ class MathTask(ReasoningTask):
         wanted = str(gold) if self.dataset in _INTEGERS else problem.gold
         return shared_checker().equal(wanted, answer, self._rule(problem))
 
-    def _rule(self, problem: Problem) -> Rule:
+    def _rule(self, problem: Problem) -> AnswerRule:
         if self.dataset == "olympiadbench":
-            return Rule(absolute=problem.tolerance or (OLYMPIAD_PRECISION,), drop_units=True)
+            return AnswerRule(absolute=problem.tolerance or (OLYMPIAD_PRECISION,), drop_units=True)
         if self.dataset == "minerva":
-            return Rule(relative=MINERVA_RELATIVE, drop_units=True)
-        return Rule(drop_units=self.dataset == "gsm8k")
+            return AnswerRule(relative=MINERVA_RELATIVE, drop_units=True)
+        return AnswerRule(drop_units=self.dataset == "gsm8k")
 
 
 def _problem(row: Row, worked: bool) -> tuple[str, Problem]:

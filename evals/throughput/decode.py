@@ -10,7 +10,7 @@ from typing import Any
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.kv_cache import DenseCache, KVCache
-from longdecode.evals.records import Stage
+from longdecode.evals.records import TimedStage
 from longdecode.evals.throughput import steps
 from longdecode.evals.throughput.harness import Bench, SpeedCell
 from longdecode.evals.throughput.spec import FULL, Grid
@@ -59,7 +59,7 @@ class DecodeBench(Bench):
                     yield from (replace(step, stage=stage) for stage in self._stages(step))
                     yield replace(step, grid=short, stage="setup")
 
-    def _stages(self, step: SpeedCell) -> tuple[Stage, ...]:
+    def _stages(self, step: SpeedCell) -> tuple[TimedStage, ...]:
         """Return what is timed of a variant: its step or the parts of a speculative one, and its correction."""
         try:
             method = self.method(step, SAMPLE_BUDGET if step.budget_tokens else None)

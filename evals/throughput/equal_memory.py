@@ -27,7 +27,7 @@ from longdecode.engine.steppers import Stepper, make_stepper
 from longdecode.evals.datasets.books import UNSEEN, read_books
 from longdecode.evals.gate import attempt, free_memory
 from longdecode.evals.generators.narrative import narrative
-from longdecode.evals.records import Bench as BenchName
+from longdecode.evals.records import BenchName
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.forced_selection import ForcedSelection, draw_selections
 from longdecode.evals.throughput.harness import Bench, SpeedCell

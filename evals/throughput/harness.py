@@ -24,8 +24,7 @@ from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.fingerprint import file_hashes, hash_texts, speed_code_hash
 from longdecode.evals.gate import Gate, attempt, free_memory
 from longdecode.evals.model_job import ModelJob
-from longdecode.evals.records import Bench as BenchName
-from longdecode.evals.records import Key, Provenance, SpeedRecord, Stage, Weights, speed_key
+from longdecode.evals.records import BenchName, Key, Provenance, SpeedRecord, TimedStage, WeightsKind, speed_key
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.specs import MethodSpec
 from longdecode.evals.store import Store
@@ -69,7 +68,7 @@ class SpeedCell:
     bench: BenchName
     method: str
     variant: str
-    stage: Stage
+    stage: TimedStage
     context: int
     batch: int
     budget: Budget = FULL_BUDGET
@@ -253,7 +252,7 @@ class Bench:
     def _record(self, cell: SpeedCell, **values: Any) -> SpeedRecord:
         """Return the record of a cell, timed or closed by a status."""
         name = self.model_name(cell)
-        weights: Weights = "none" if not self.gated else "checkpoint" if name in self.run.models else "random"
+        weights: WeightsKind = "none" if not self.gated else "checkpoint" if name in self.run.models else "random"
         fields: dict[str, Any] = {
             "profile": self.run.profile, "bench": cell.bench, "model": name, "weights": weights, "method": cell.method,
             "variant": cell.variant, "params": dict(cell.params), "stage": cell.stage, "context": cell.context,

@@ -6,12 +6,12 @@ from longdecode.kernels.block_residency import Arrivals, BlockQueue
 from longdecode.kernels.dispatch import use_triton
 from longdecode.kernels.host_fetch import naive
 
-__all__ = ["copy_blocks"]
+__all__ = ["KeysValues", "copy_blocks"]
 
-Pair = tuple[Tensor, Tensor]
+KeysValues = tuple[Tensor, Tensor]
 
 
-def copy_blocks(source: Pair, target: Pair, queue: BlockQueue, arrivals: Arrivals | None = None) -> None:
+def copy_blocks(source: KeysValues, target: KeysValues, queue: BlockQueue, arrivals: Arrivals | None = None) -> None:
     """Copy the queued blocks of keys and of values; see ``naive.copy_blocks``.
 
     On CUDA one of the pairs may lie in pinned host memory. With ``arrivals`` the next kernel may start meanwhile, where

@@ -18,7 +18,7 @@ from longdecode.methods.head_roles import Roles
 from longdecode.methods.ring_cache import refuse_blocks, ring_slots, ring_source, take_into_ring
 
 
-class Store(NamedTuple):
+class HeadStore(NamedTuple):
     """Keys and values of KV heads that keep equally many tokens: ``[heads, B, S, D]``, layer after layer.
 
     ``heads`` are the layers' KV heads, ``spans`` where they lie.
@@ -30,7 +30,7 @@ class Store(NamedTuple):
     spans: list[slice]
 
     @classmethod
-    def empty(cls, heads: list[list[int]], capacity: int, shape: CacheShape) -> Store:
+    def empty(cls, heads: list[list[int]], capacity: int, shape: CacheShape) -> HeadStore:
         """Return an uninitialised store."""
         k, v = empty_pair((sum(map(len, heads)), shape.batch, capacity, shape.config.head_dim), shape)
         ends = list(accumulate(map(len, heads)))
@@ -43,7 +43,7 @@ class Store(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class HeadRun:
     """Neighbouring KV heads of one role: ``first .. stop`` in the model, from ``at`` on in their store."""
 
     retrieval: bool
@@ -65,8 +65,8 @@ class SplitCache(KVCache):
         self.runs = [_runs(row) for row in roles]
         retrieval = [[head for head, role in enumerate(row) if role] for row in roles]
         streaming = [[head for head, role in enumerate(row) if not role] for row in roles]
-        self.whole = Store.empty(retrieval, shape.capacity, shape)
-        self.ring = Store.empty(streaming, ring_tokens, shape)
+        self.whole = HeadStore.empty(retrieval, shape.capacity, shape)
+        self.ring = HeadStore.empty(streaming, ring_tokens, shape)
         self.flat_heads = [
             torch.tensor(
                 [n * len(roles[0]) + head for n, row in enumerate(kind) for head in row],
@@ -182,12 +182,12 @@ class SplitCache(KVCache):
         return q, k, v
 
 
-def _runs(row: tuple[bool, ...]) -> list[Run]:
+def _runs(row: tuple[bool, ...]) -> list[HeadRun]:
     """A layer's heads as runs of one role, in the model's order."""
     runs, first, at = [], 0, {True: 0, False: 0}
     for role, heads in groupby(row):
         count = len(list(heads))
-        runs.append(Run(role, first, first + count, at[role]))
+        runs.append(HeadRun(role, first, first + count, at[role]))
         first, at[role] = first + count, at[role] + count
     return runs
 

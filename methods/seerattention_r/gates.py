@@ -33,7 +33,7 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class LayerGate:
     """The gate of one layer; ``D`` is also its width.
 
     ``query`` ``[Hkv, G, D, D]`` joins a group's queries, ``key`` ``[Hkv, 3 * D, D]`` the pooled keys of a block; the
@@ -50,7 +50,7 @@ class Gate:
     @property
     def parts(self) -> list[Tensor]:
         """The weights that there are, in the order of the fields."""
-        return [part for field in fields(Gate) if (part := getattr(self, field.name)) is not None]
+        return [part for field in fields(LayerGate) if (part := getattr(self, field.name)) is not None]
 
     def of_queries(self, q: Tensor) -> Tensor:
         """Return ``[B, Hkv, T, D]`` of unrotated queries ``[B, Hq, T, D]``, to be rotated by their position."""
@@ -90,17 +90,17 @@ class Rotation:
 class Gates:
     """The gates of all layers, float32 on the CPU, copied once to every device and dtype that asks."""
 
-    def __init__(self, layers: list[Gate]):
+    def __init__(self, layers: list[LayerGate]):
         self.layers = layers
-        self._copies: dict[tuple[int, torch.device, torch.dtype], Gate] = {}
+        self._copies: dict[tuple[int, torch.device, torch.dtype], LayerGate] = {}
 
-    def layer(self, layer: int, like: Tensor) -> Gate:
+    def layer(self, layer: int, like: Tensor) -> LayerGate:
         """Return the gate of one layer on the device and in the dtype of a tensor."""
         key = layer, like.device, like.dtype
         if key not in self._copies:
-            parts = (getattr(self.layers[layer], field.name) for field in fields(Gate))
+            parts = (getattr(self.layers[layer], field.name) for field in fields(LayerGate))
             copied: list[Any] = [part if part is None else part.to(like) for part in parts]
-            self._copies[key] = Gate(*copied)
+            self._copies[key] = LayerGate(*copied)
         return self._copies[key]
 
 
@@ -142,10 +142,10 @@ def new_gates(config: ModelConfig, seed: int) -> Gates:
     def drawn(shape: tuple[int, ...]) -> Tensor:
         return torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * shape[-2] ** -0.5
 
-    return Gates([Gate(*map(drawn, _shapes(config).values())) for _ in range(config.num_layers)])
+    return Gates([LayerGate(*map(drawn, _shapes(config).values())) for _ in range(config.num_layers)])
 
 
-def write_gates(path: Path, layers: Sequence[Gate]) -> None:
+def write_gates(path: Path, layers: Sequence[LayerGate]) -> None:
     """Write gates under the released names, as ``read_gates`` reads them."""
     from safetensors.torch import save_file
 
@@ -175,7 +175,7 @@ def read_gates(path: Path, config: ModelConfig) -> Gates:
             if part is None or tuple(part.shape) != shape:
                 found = "is missing" if part is None else f"is {list(part.shape)}"
                 raise CheckpointError(f"{path}: {prefix}{_NAMES[name]} {found}; this model needs {list(shape)}")
-        layers.append(Gate(**parts))
+        layers.append(LayerGate(**parts))
     if tensors:
         raise CheckpointError(f"{path}: gates of another model: {next(iter(tensors))} is none of this one's")
     return Gates(layers)

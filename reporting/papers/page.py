@@ -24,7 +24,7 @@ _SHOWN_CUT = 0.01
 
 
 @dataclass(frozen=True)
-class Pair:
+class Entry:
     """One number: the paper's with its spread, and ours with its interval.
 
     ``found`` is the row that ours stands in, ``cut`` the share of its answers that ran to the limit, and ``asked`` is
@@ -49,7 +49,7 @@ class Mirror:
     what: str
     keys: Sequence[str]
     columns: Sequence[Sequence[str]]
-    rows: Sequence[tuple[Sequence[str], Sequence[Pair]]]
+    rows: Sequence[tuple[Sequence[str], Sequence[Entry]]]
     sources: str
     stands: str
     note: str
@@ -103,7 +103,7 @@ def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirro
     if pivot:
         last = keys.pop()
         values = list(dict.fromkeys(row[last] for row in table.rows))
-        grouped: dict[tuple[Any, ...], dict[tuple[Any, str], Pair]] = {}
+        grouped: dict[tuple[Any, ...], dict[tuple[Any, str], Entry]] = {}
         for row, found in zip(table.rows, cells, strict=True):
             grouped.setdefault(tuple(row[key] for key in keys), {}).update(
                 {(row[last], column): c for column, c in zip(columns, found, strict=True)}
@@ -114,7 +114,7 @@ def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirro
         rows = [
             (
                 [_key(paper, k, v) for k, v in zip(keys, key, strict=True)],
-                [found.get((value, column), Pair()) for column in columns for value in values],
+                [found.get((value, column), Entry()) for column in columns for value in values],
             )
             for key, found in grouped.items()
         ]
@@ -143,25 +143,25 @@ def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirro
     )
 
 
-def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], column: str, cut: bool) -> Pair:
+def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], column: str, cut: bool) -> Entry:
     """Return one cell: the paper's number, ours, or both; where ``cut``, with the answers that ran to the limit."""
     printed = table.text(dict(row), column)
     if not printed and not (table.ours and table.ours.beyond_print):
-        return Pair()
+        return Entry()
     spread = row.get(f"{column}_std")
     text = f"{printed}±{spread}" if spread is not None else printed
     query = table.ours.query_of(dict(row), column) if table.ours else None
     found = site.find(paper, query) if query else None
     number = None if not printed or isinstance(row[column], str) else float(row[column])
     if query is None or found is None:
-        return Pair(text, number, asked=query is not None)
+        return Entry(text, number, asked=query is not None)
     signed = query.table == "comparisons" and not query.side
     bounds = wording.interval(found.low, found.high, found.unit) or (
         f"n = {found.n}" if found.n > 1 and not query.column else ""
     )
     share = float(found.row.get("truncated") or 0.0)
     words = f"{share:.0%}" if cut and share >= _SHOWN_CUT else ""
-    return Pair(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found, words, asked=True)
+    return Entry(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found, words, asked=True)
 
 
 def _stands(found: Sequence[Found]) -> str:

@@ -85,9 +85,9 @@ def gate(job: Job) -> None:
     with lease_gpu(resolve_device(run.device)) as device:
         opened = Gate(run, device, job.outputs[0].parent)
         for path in job.outputs:
-            for verdict in opened.run(path.stem).verdicts:
-                if verdict.refusal is not None:
-                    print(f"{path.stem} on {verdict.model} ({verdict.status}), no cells: {verdict.refusal}")
+            for outcome in opened.run(path.stem).verdicts:
+                if outcome.refusal is not None:
+                    print(f"{path.stem} on {outcome.model} ({outcome.status}), no cells: {outcome.refusal}")
 
 
 def evaluate(job: Job) -> None:

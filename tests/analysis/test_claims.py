@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from longdecode.analysis import declaration, measures
-from longdecode.analysis.stage import claims_table, outcome
+from longdecode.analysis.stage import claim_verdict, claims_table
 
 PAPERS = Path(__file__).parents[2] / "reporting" / "papers"
 LYCHEE = declaration.load_declarations(PAPERS)["lychee"]
@@ -106,17 +106,17 @@ def found(value: float, low: float, high: float) -> declaration.Found:
     ],
 )
 def test_a_claim_of_2_7_times(bounds: tuple[float, float, float] | None, given: dict[str, Any], word: str) -> None:
-    assert outcome(2.7, claim(**given), found(*bounds) if bounds else None, 1) == word
+    assert claim_verdict(2.7, claim(**given), found(*bounds) if bounds else None, 1) == word
 
 
 @pytest.mark.parametrize(
     ("bounds", "word"), [((0.5, 3.0), "reproduced"), ((-0.5, 3.0), "cannot tell"), ((-3.0, -0.5), "not reproduced")]
 )
 def test_of_words_without_a_number_the_sign_decides(bounds: tuple[float, float], word: str) -> None:
-    assert outcome(None, claim(no_effect=0), found(1.0, *bounds), 0) == word
+    assert claim_verdict(None, claim(no_effect=0), found(1.0, *bounds), 0) == word
     for p_holm, decided in ((0.05, word), (0.06, word if bounds[1] < 0 else "cannot tell")):
         proven = replace(found(1.0, *bounds), row={"p_holm": p_holm})
-        assert outcome(None, claim(no_effect=0), proven, 0) == decided
+        assert claim_verdict(None, claim(no_effect=0), proven, 0) == decided
 
 
 def test_a_claim_that_fits_several_rows_is_not_read_and_says_why() -> None:

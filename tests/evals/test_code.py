@@ -19,7 +19,7 @@ from fake_tokenizer import Words
 from json_lines import read_rows, write_rows
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets.livecodebench import CodeTest
-from longdecode.evals.sandbox import Limits
+from longdecode.evals.sandbox import SandboxLimits
 from longdecode.evals.scoring.code_tests import code_blocks, run_checks, run_tests
 from longdecode.evals.tasks import code
 from longdecode.evals.tasks.code import NO_PROGRAM, FunctionProblem, mark, read_functions
@@ -126,7 +126,7 @@ def test_mbpp_s_set_up_comes_after_the_program_and_imports_before_its_checks(tmp
         wrong = mark(asked, "```python\ndef half(n):\n    return n / 3\n```")
         assert right.passed and wrong.cause == "failed"
         assert mark(asked, "It is n // 2.") == NO_PROGRAM
-    loop = run_checks(("while True: pass",), "", Limits(cpu_seconds=1, wall_seconds=1.2))
+    loop = run_checks(("while True: pass",), "", SandboxLimits(cpu_seconds=1, wall_seconds=1.2))
     assert (loop.passed, loop.cause, loop.tests_passed) == (False, "timeout", 0)
 
 

@@ -21,7 +21,7 @@ from longdecode.evals.run_config import Launches, RunConfig, build_run_config, l
 from longdecode.evals.store import read_records
 from longdecode.evals.throughput.harness import shape_config
 from longdecode.methods import conformance_launches
-from longdecode.methods.conformance_launches import Place, places_for
+from longdecode.methods.conformance_launches import LaunchSize, launch_sizes
 
 CPU = torch.device("cpu")
 TIMED = [{"bench": "decode", "model": "llama3-8b", "contexts": [512], "budgets": [64], "variants": ["streaming"]}]
@@ -151,12 +151,12 @@ def test_a_gate_covers_what_is_timed_at_equal_memory(config_values: dict[str, An
 def test_places_fit_the_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     shape, device = shape_config("llama3-8b"), torch.device("cuda")
 
-    def found(free: int) -> list[Place]:
+    def found(free: int) -> list[LaunchSize]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
-        return places_for(131_072, 16, shape, device, torch.bfloat16)
+        return launch_sizes(131_072, 16, shape, device, torch.bfloat16)
 
-    assert found(140 * 10**9) == [Place(131_072, 1), Place(13_078, 16)]
+    assert found(140 * 10**9) == [LaunchSize(131_072, 1), LaunchSize(13_078, 16)]
     assert all(place.cache_bytes(shape, torch.bfloat16) <= 6e9 for place in found(140 * 10**9))
-    assert found(8 * 10**9) == [Place(69_754, 1), Place(4_359, 16)]
+    assert found(8 * 10**9) == [LaunchSize(69_754, 1), LaunchSize(4_359, 16)]
     with pytest.raises(UnsupportedCellError, match="1024 tokens take"):
         found(10**8)

@@ -18,11 +18,11 @@ from longdecode.engine.errors import ScoreTimeoutError
 from longdecode.evals.sandbox import SandboxUnsupportedError, require_sandbox
 from longdecode.evals.scoring import math_checker
 from longdecode.evals.scoring.answer_text import final_answer, integer_answer
-from longdecode.evals.scoring.math_checker import CheckerError, MathChecker, Rule
+from longdecode.evals.scoring.math_checker import AnswerRule, CheckerError, MathChecker
 from longdecode.evals.tasks.math import MathTask, Problem
 
 TOWER = "10^{10^{10^{10}}}"
-OFFICIAL = Rule(absolute=(1e-8,))
+OFFICIAL = AnswerRule(absolute=(1e-8,))
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_olympiadbench_examples(shared_data: Path, checker: MathChecker) -> None
             precision = tuple(map(float, stated if isinstance(stated, list) else [stated]))
             one = MathChecker(1.0) if example["GT"] == TOWER else checker
             try:
-                equal = one.equal(example["GT"], given["answer"], Rule(absolute=precision))
+                equal = one.equal(example["GT"], given["answer"], AnswerRule(absolute=precision))
             except ScoreTimeoutError:
                 undecided.append((example["GT"], given["answer"]))
             else:
@@ -161,7 +161,7 @@ def test_olympiadbench_examples(shared_data: Path, checker: MathChecker) -> None
 def test_minerva_compares_numbers_and_drops_their_units(
     gold: str, answer: str, equal: bool, checker: MathChecker
 ) -> None:
-    assert checker.equal(gold, answer, Rule(relative=1e-4, drop_units=True)) is equal
+    assert checker.equal(gold, answer, AnswerRule(relative=1e-4, drop_units=True)) is equal
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_minerva_compares_numbers_and_drops_their_units(
 def test_several_values_are_paired_off_within_their_tolerances(
     gold: str, answer: str, absolute: tuple[float, ...], equal: bool, checker: MathChecker
 ) -> None:
-    assert checker.equal(gold, answer, Rule(absolute=absolute)) is equal
+    assert checker.equal(gold, answer, AnswerRule(absolute=absolute)) is equal
 
 
 def test_what_does_not_end_is_given_up_and_the_next_is_marked() -> None:

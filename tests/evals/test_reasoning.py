@@ -20,14 +20,14 @@ from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets import livecodebench as data
 from longdecode.evals.datasets.livecodebench import CodeTest, prompt_text, read_problems
 from longdecode.evals.datasets.reader import SOURCES
-from longdecode.evals.sandbox import Limits, SandboxUnsupportedError
+from longdecode.evals.sandbox import SandboxLimits, SandboxUnsupportedError
 from longdecode.evals.scoring.choice_letter import chosen_letter
 from longdecode.evals.scoring.code_tests import extract_code, run_tests, same_output, same_result
 from longdecode.evals.tasks import code
 from longdecode.evals.tasks.code import WINDOW
 from longdecode.evals.tasks.registry import get_task
 
-SHORT = Limits(cpu_seconds=1, wall_seconds=1.2, memory_bytes=300 << 20)
+SHORT = SandboxLimits(cpu_seconds=1, wall_seconds=1.2, memory_bytes=300 << 20)
 
 FILES = SOURCES["livecodebench"].files
 
@@ -176,7 +176,7 @@ def test_programs_pass_fail_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None
     for program, cause in (
         ("while True: pass", "timeout"), ("x = [0] * 10**9", "failed"), ("syntax error", "failed"), ("", "wrong"),
     ):  # fmt: skip
-        assert run_tests(program, None, tests, SHORT if cause == "timeout" else Limits()).cause == cause
+        assert run_tests(program, None, tests, SHORT if cause == "timeout" else SandboxLimits()).cause == cause
     assert run_tests(right, None, []).cause == "no tests"
 
 

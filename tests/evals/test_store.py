@@ -19,7 +19,7 @@ from longdecode.analysis.declaration import read_table
 from longdecode.engine.disk import LockHeldError
 from longdecode.engine.errors import StorageError
 from longdecode.evals.budgets import FULL_BUDGET
-from longdecode.evals.records import Cell, Fingerprint, Record, RecordSchemaError, SpeedRecord
+from longdecode.evals.records import Fingerprint, QualityCell, Record, RecordSchemaError, SpeedRecord
 from longdecode.evals.store import (
     Store,
     arrow_schema,
@@ -33,7 +33,7 @@ from longdecode.evals.store import (
 
 Maker = Callable[..., Record]
 TODAY = Fingerprint("s", "c", "m", "d")
-CELL = Cell("full", "mini_longgen_45", 2048, FULL_BUDGET)
+CELL = QualityCell("full", "mini_longgen_45", 2048, FULL_BUDGET)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def records(make_record: Maker) -> list[Record]:
     ]
 
 
-def store(path: Path, *, today: Fingerprint | None = TODAY, samples: int = 8) -> Store[Cell, Record]:
+def store(path: Path, *, today: Fingerprint | None = TODAY, samples: int = 8) -> Store[QualityCell, Record]:
     return Store(path, Record, [CELL], lambda cell: today, samples=lambda cell: samples)
 
 
@@ -179,10 +179,10 @@ def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
     head = (
         "import resource, signal, sys; from pathlib import Path\n"
         "from longdecode.evals.budgets import FULL_BUDGET\n"
-        "from longdecode.evals.records import Cell, Fingerprint, Record\n"
+        "from longdecode.evals.records import QualityCell, Fingerprint, Record\n"
         "from longdecode.evals.store import Store, read_records\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        f"cell, today = Cell{tuple(getattr(CELL, n) for n in ('variant', 'task', 'context'))}, None\n"
+        f"cell, today = QualityCell{tuple(getattr(CELL, n) for n in ('variant', 'task', 'context'))}, None\n"
     )
     head = head.replace(", 2048), None", ", 2048, FULL_BUDGET), Fingerprint(*'scmd')")
     start = "with Store(Path(sys.argv[1]), Record, [cell], lambda cell: today, samples=lambda cell: 9) as opened:\n"

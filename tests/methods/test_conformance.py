@@ -30,7 +30,7 @@ from longdecode.methods.conformance import (
     op_path,
 )
 from longdecode.methods.conformance_bench import make_bench
-from longdecode.methods.conformance_launches import Place, check_launches
+from longdecode.methods.conformance_launches import LaunchSize, check_launches
 from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.conformance_refill import SAMPLING, compare_refilled, requests_of
 from longdecode.methods.registry import get_method, load_card, method_names
@@ -190,7 +190,7 @@ METHODS = ["retro", "selection_reuse", "h2o", "tova", "streaming", "snapkv"]
 @pytest.mark.parametrize("name", ["h2o", "tova", "snapkv"])
 def test_a_prompt_shorter_than_its_cache_is_cut_too(name: str) -> None:
     """The longest budget of a growing one may be over what the shortest prompt has."""
-    check_launches(name, CONFIG, {"share": 0.2}, 125, Place(1000, 2), torch.device("cpu"), torch.float32)
+    check_launches(name, CONFIG, {"share": 0.2}, 125, LaunchSize(1000, 2), torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -20,16 +20,18 @@ from longdecode.kernels.decode_attention import naive as decode_attention
 from longdecode.kernels.quantised_kv.naive import append_quantised
 from longdecode.methods import conformance_launches, evicting, paged, quantised_cache, window_cut
 from longdecode.methods.conformance import check_method
-from longdecode.methods.conformance_launches import Place, check_launches, landmarks
+from longdecode.methods.conformance_launches import LaunchSize, check_launches, landmarks
 from longdecode.methods.lychee import method as lychee
 from longdecode.methods.registry import get_method, load_card, method_names
 from longdecode.methods.streaming.method import Streaming
 
 CPU, SHAPE = torch.device("cpu"), shape_config("miniature-shape")
-LONG = Place(1000, 2)
+LONG = LaunchSize(1000, 2)
 
 
-def checked(name: str, dtype: torch.dtype, place: Place = LONG, device: torch.device = CPU, shape: Any = SHAPE) -> None:
+def checked(
+    name: str, dtype: torch.dtype, place: LaunchSize = LONG, device: torch.device = CPU, shape: Any = SHAPE
+) -> None:
     name, _, stored = name.partition("+")
     params = {"kv_cache_dtype": stored} if stored else {}
     least = load_card(name).limits.min_budget_tokens
@@ -326,12 +328,12 @@ def test_triton_kernels_pass_in_the_interpreter(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(conformance_launches, "STEPS", 2)
     # It rounds to e4m3 wrongly.
     monkeypatch.setattr(quantised_cache, "append_quantised", append_quantised)
-    checked(name, torch.float16, Place(250, 2))
+    checked(name, torch.float16, LaunchSize(250, 2))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", ["llama3-8b", "miniature-shape"])
 @pytest.mark.parametrize("name", [*method_names(), "lychee+fp8", "quest+fp8"])
 def test_launches_at_full_length_on_the_device(name: str, shape: str) -> None:
-    place = Place(131_072, 1) if shape == "llama3-8b" else Place(16_384, 32)
+    place = LaunchSize(131_072, 1) if shape == "llama3-8b" else LaunchSize(16_384, 32)
     checked(name, torch.bfloat16, place, torch.device("cuda"), shape_config(shape, place.context))

@@ -192,7 +192,7 @@ def test_what_is_in_slots_changes_no_result(rng: torch.Generator, long_generatio
             assert all(mine.equal(theirs) for mine, theirs in zip(run_step(method, state, heads), want, strict=True))
 
 
-def long_bench(**params: Any) -> conformance.Bench:
+def long_bench(**params: Any) -> conformance.MethodBench:
     """A bench of 60 decoded tokens, of whom the card's slack allows none, after prompts of many chunks to none.
 
     At 64 tokens five chunks of eight are read by score; rows complete chunks in different steps.

@@ -27,7 +27,7 @@ from longdecode.evals.run_config import RunConfig
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
 from longdecode.training.files import write_csv
-from longdecode.training.forks.traces import EMPTY, Trace
+from longdecode.training.forks.traces import EMPTY, BlockTrace
 
 _DIGITS = 4
 """Significant digits of a figure; over documents it spreads by 0.003 and more."""
@@ -106,7 +106,7 @@ def measure_locality(config: RunConfig, output: Path, device: str | None = None)
                 "budget": spec.budget, "block_size": method.list_block, "forced": list(method.forced),
             }  # fmt: skip
             ids = record(method, Generator(decoder, cuda_graph=False), requests)
-            rows += locality_rows(spec, Trace(ids, about, target))
+            rows += locality_rows(spec, BlockTrace(ids, about, target))
     write_csv(output, columns(spec), rows, _DIGITS)
 
 
@@ -131,7 +131,7 @@ def requests_of(spec: LocalitySpec, tokenizer: TextTokenizer, books: Path | None
     return kind, [Request(tuple(ids[:cut]), 0, tuple(ids[cut:])) for ids in found]
 
 
-def locality_rows(spec: LocalitySpec, trace: Trace) -> list[list[Any]]:
+def locality_rows(spec: LocalitySpec, trace: BlockTrace) -> list[list[Any]]:
     """Return the rows of one label, one a document, layer and head."""
     about = [trace.about[name] for name in ("label", "model", "method", "text", "context", "budget")]
     whole = trace.overlaps()

@@ -17,7 +17,7 @@ EMPTY = 65_535
 
 
 @dataclass(frozen=True)
-class Trace:
+class BlockTrace:
     """Blocks read by step: ``ids`` ``[steps, L, B, H, K]`` uint16, ``EMPTY`` where fewer are read, in any order.
 
     ``about`` says what made it: model, label, method, budget, block size, context, forced first and latest blocks.

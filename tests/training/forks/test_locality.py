@@ -14,7 +14,7 @@ from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
 from longdecode.training.forks.locality import LocalitySpec, columns, locality_rows, record
-from longdecode.training.forks.traces import EMPTY, Trace
+from longdecode.training.forks.traces import EMPTY, BlockTrace
 
 
 def shuffled(rng: random.Random, steps: int, blocks: int, read: int) -> np.ndarray:
@@ -31,7 +31,7 @@ def shuffled(rng: random.Random, steps: int, blocks: int, read: int) -> np.ndarr
 
 def test_a_trace_counts_as_by_hand(seed: int) -> None:
     ids = shuffled(random.Random(seed), 40, 30, 8)
-    trace = Trace(ids, {"forced": [1, 1], "block_size": 4})
+    trace = BlockTrace(ids, {"forced": [1, 1], "block_size": 4})
     sets = [[set(ids[step, 0, 0, head].tolist()) - {EMPTY} for step in range(40)] for head in range(2)]
     for head in range(2):
         resident: list[int] = []
@@ -60,7 +60,7 @@ def test_a_recorded_decode_keeps_the_bound(seed: int) -> None:
     ids = [tuple(rng.randrange(CONFIG.vocab_size) for _ in range(121)) for _ in range(2)]
     generator = Generator(random_decoder(CONFIG, 0, "cpu", torch.float32))
     requests = [Request(row[:90], 0, row[90:]) for row in ids]
-    trace = Trace(
+    trace = BlockTrace(
         record(method, generator, requests),
         {"label": "nosa", "model": "tiny", "method": "nosa", "text": "generated", "context": 90, "budget": 64,
          "block_size": method.list_block, "forced": list(method.forced)},

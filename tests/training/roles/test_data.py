@@ -19,7 +19,7 @@ from longdecode.evals.training_spec import RoleTraining
 from longdecode.methods.registry import get_method
 from longdecode.training.miniature.tokenizer import byte_tokenizer
 from longdecode.training.roles.data.batch import context_lengths
-from longdecode.training.roles.data.hotpotqa import FILE, HotpotQA, Question, read_hotpotqa, without_closed_book
+from longdecode.training.roles.data.hotpotqa import FILE, HotpotQA, HotpotQuestion, read_hotpotqa, without_closed_book
 from longdecode.training.roles.data.miniature import MiniPasskey, MiniTwoHop
 from longdecode.training.roles.data.passkey import NATO, Passkey, book_haystack, generated_haystack
 from longdecode.training.roles.data.sources import sample_source
@@ -147,7 +147,9 @@ def test_questions_answered_without_passages_are_left_out(byte_model: Path) -> N
     method = get_method("full").from_budget(None, decoder.config)
     (said,) = Generator(decoder).run([Request(prompt, 20)], method)
     known = tokenizer.decode(said.output_ids)[3:8]
-    asked = [Question("Who?", answer, (), ()) for answer in (known.upper(), "no such answer", known, "nor this one")]
+    asked = [
+        HotpotQuestion("Who?", answer, (), ()) for answer in (known.upper(), "no such answer", known, "nor this one")
+    ]
     assert [question.answer for question in without_closed_book(asked, decoder, tokenizer, 1)] == ["no such answer"]
     assert len(without_closed_book(asked, decoder, tokenizer, 9)) == 2
 

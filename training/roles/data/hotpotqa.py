@@ -25,7 +25,7 @@ _MAX_QUESTIONS_MIXED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class HotpotQuestion:
     """One question: ``gold`` documents hold the facts, ``others`` distract; each document is ``(title, text)``."""
 
     question: str
@@ -34,7 +34,7 @@ class Question:
     others: tuple[tuple[str, str], ...]
 
 
-def read_hotpotqa(source: str | Path | None) -> list[Question]:
+def read_hotpotqa(source: str | Path | None) -> list[HotpotQuestion]:
     """Read the distractor set's development questions.
 
     Args:
@@ -78,7 +78,7 @@ class HotpotQA(SampleSource):
     Source: Yang et al. 2018 (arXiv 1809.09600) for the data; the released LycheeDecode code for its use here.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, questions: Sequence[Question], first_answer: bool):
+    def __init__(self, tokenizer: TextTokenizer, questions: Sequence[HotpotQuestion], first_answer: bool):
         if not questions:
             raise UnsupportedCellError("hotpotqa: no questions are left")
         self.tokenizer = tokenizer
@@ -97,7 +97,7 @@ class HotpotQA(SampleSource):
                 return made
         raise UnsupportedCellError(f"hotpotqa: no question's documents fit a context of {context_tokens} tokens")
 
-    def _sample(self, rng: random.Random, question: Question, context_tokens: int) -> TargetSample | None:
+    def _sample(self, rng: random.Random, question: HotpotQuestion, context_tokens: int) -> TargetSample | None:
         encode = self.tokenizer.encode
         opening = self.tokenizer.first_ids + encode("Answer the question from these passages.\n\n")
         asking = encode(f"Question: {question.question}\nAnswer:")
@@ -117,7 +117,7 @@ class HotpotQA(SampleSource):
         kept = len(context) - int(self.first_answer)
         return TargetSample(context[:kept], context[kept:] + answer)
 
-    def _distractors(self, rng: random.Random, question: Question) -> Iterator[tuple[str, str]]:
+    def _distractors(self, rng: random.Random, question: HotpotQuestion) -> Iterator[tuple[str, str]]:
         yield from question.others
         titles = {title for title, _ in question.gold}
         for _ in range(_MAX_QUESTIONS_MIXED):
@@ -126,12 +126,12 @@ class HotpotQA(SampleSource):
 
 
 def without_closed_book(
-    questions: Sequence[Question], decoder: Decoder, tokenizer: TextTokenizer, wanted: int
-) -> list[Question]:
+    questions: Sequence[HotpotQuestion], decoder: Decoder, tokenizer: TextTokenizer, wanted: int
+) -> list[HotpotQuestion]:
     """The first ``wanted`` questions that the model does not answer without any passage (20 tokens, greedy)."""
     generator = Generator(decoder)
     method = get_method("full").from_budget(None, decoder.config)
-    kept: list[Question] = []
+    kept: list[HotpotQuestion] = []
     for first in range(0, len(questions), _CLOSED_BOOK_BATCH):
         if len(kept) >= wanted:
             break
@@ -148,7 +148,7 @@ def answered(answer: str, text: str) -> bool:
     return answer.lower() in text.lower()
 
 
-def _question(row: dict[str, Any]) -> Question:
+def _question(row: dict[str, Any]) -> HotpotQuestion:
     """One row of the official file, or of the hub, which has columns; ``supporting_facts`` names the gold documents."""
     facts, context = row["supporting_facts"], row["context"]
     if isinstance(context, dict):
@@ -156,7 +156,7 @@ def _question(row: dict[str, Any]) -> Question:
         context = zip(context["title"], context["sentences"], strict=True)
     gold_titles = {title for title, _ in facts}
     documents = [(str(title), "".join(sentences)) for title, sentences in context]
-    return Question(
+    return HotpotQuestion(
         str(row["question"]),
         str(row["answer"]),
         tuple(document for document in documents if document[0] in gold_titles),
