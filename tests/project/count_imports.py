@@ -1,69 +1,89 @@
-"""Count the project's files that run between a variant in a configuration and its number on a page.
+"""Count the project's files on the way of a variant from a configuration to its number on a page.
 
-``python tests/project/count_imports.py`` prints them by part; libraries do not count. The job scores Quest, as
-``config/demo.yaml`` has it, on one small cell of the shipped model; the analysis and the page are what their commands
-import.
+``python tests/project/count_imports.py`` prints them. The script of the workflow scores the variant ``needle``, which
+is Quest, and full attention on one small cell of the shipped model; then the analysis writes the tables and reporting
+the site. Libraries do not count, nor do the checks of kernels and of the instrument, which may stop a number and make
+none.
+
+``imported``: files that Python executes meanwhile. ``read``: of these, the files with a function that is given, holds
+or returns the variant's name, or one object or row that has it as a field; who follows the variant reads them. A
+function that hands on a mapping, list or table of all variants, and never takes one out, is not among them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
+import runpy
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("job", "analysis", "page")
-ANALYSIS, PAGE = "longdecode.analysis.stage", "longdecode.reporting.build"
+SOURCE, SCRIPT = str(ROOT / "src" / "longdecode"), str(ROOT / "workflow" / "scripts" / "stage.py")
+NAME = "needle"
 
 
-def imported(part: str) -> set[str]:
-    """Return the names of the project's modules that one part imports, in a process of its own."""
-    answer = subprocess.run([sys.executable, __file__, part], cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(json.loads(answer.stdout.splitlines()[-1]))
+def measured() -> dict[str, list[str]]:
+    """Return the files that are imported and those that are read, by ``imported`` and ``read``, of a fresh process."""
+    answer = subprocess.run([sys.executable, __file__, "run"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(answer.stdout.splitlines()[-1])
 
 
-def _run_job(place: Path) -> None:
-    """Score Quest; the gate has passed before, in a job of its own."""
+def is_variant(value: Any) -> bool:
+    """Return whether a value is the variant's name, or one object or row that has it as a field."""
+    fields = [*value] if isinstance(value, tuple) and hasattr(value, "_fields") else []
+    if type(value).__module__.startswith("longdecode."):
+        fields += [getattr(value, n, None) for n in (*getattr(value, "__dict__", ()), *getattr(value, "__slots__", ()))]
+    return any(type(field) is str and field == NAME for field in (value, *fields))
+
+
+def run(results: Path) -> dict[str, list[str]]:
+    """Run job, analysis and page; return their files, as ``measured`` does."""
     import yaml
 
-    from longdecode.evals.evaluate import evaluate_suite
-    from longdecode.evals.run_config import build_run_config
+    from longdecode.evals.gate import Gate, GateOutcome
 
-    demo = yaml.safe_load((ROOT / "config" / "demo.yaml").read_text(encoding="utf-8"))
-    changes = {
-        "device": "cpu", "budgets": [0.5], "throughput": None,
-        "models": {"miniature": {"path": "models/miniature/weights"}},
-        "methods": {name: demo["methods"][name] for name in ("full", "quest")},
+    Gate._once = lambda self, key, check, method, at: GateOutcome(model=at.model, params=dict(at.params))  # type: ignore
+    config = {
+        "profile": "demo", "device": "cpu", "budgets": [0.5], "methods": {"full": {}, NAME: {"method": "quest"}},
+        "models": {"miniature": {"path": str(ROOT / "models" / "miniature" / "weights")}},
         "suites": {"mini_recall": {"contexts": [512], "samples": 1, "tasks": ["mini_recall_single"]}},
     }  # fmt: skip
-    config = build_run_config({"profile": "demo"} | changes, "config/demo.yaml", check_params=False)
-    output = place / "records" / "miniature" / "quest" / "mini_recall.parquet"
-    with contextlib.redirect_stderr(io.StringIO()):
-        evaluate_suite(config, "miniature", "mini_recall", {"quest": output}, gated=False)
+    job = SimpleNamespace(
+        rule="evaluate_mini_recall", wildcards={"model": "miniature"}, resources={"gpu": 0}, threads=2, log=["log"],
+        output=[f"{results}/records/miniature/{variant}/mini_recall.parquet" for variant in ("full", NAME)],
+        config=config, params=SimpleNamespace(variants=("full", NAME), suite="mini_recall"),
+    )  # fmt: skip
+    read = set[str]()
 
+    def look(frame: FrameType, event: str, result: Any) -> None:
+        file = frame.f_code.co_filename
+        if file not in read and file.startswith(SOURCE) and frame.f_code.co_name != "<module>":
+            read.update(file for value in (result, *frame.f_locals.values()) if is_variant(value))
 
-def _main(part: str) -> None:
-    """Import or run one part and print its modules as JSON."""
-    sys.path.insert(0, str(ROOT / "src"))
-    if part == "job":
-        with tempfile.TemporaryDirectory() as place:
-            _run_job(Path(place))
-    else:
-        __import__({"analysis": ANALYSIS, "page": PAGE}[part])
-    found = (name for name, module in sys.modules.items() if getattr(module, "__file__", None))
-    print(json.dumps(sorted(name for name in found if name.startswith("longdecode."))))
+    sys.setprofile(look)
+    runpy.run_path(SCRIPT, {"snakemake": job})
+    (results / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    from longdecode.analysis.stage import write_tables
+    from longdecode.reporting.build import build
+
+    write_tables(results)
+    build(results, Path("reports"))
+    sys.setprofile(None)
+    files = {getattr(module, "__file__", None) or "" for module in sys.modules.values()} | {SCRIPT}
+    ours = {file: str(Path(file).resolve().relative_to(ROOT)) for file in files if file.startswith((SOURCE, SCRIPT))}
+    return {"imported": sorted(ours.values()), "read": sorted(ours[file] for file in read & ours.keys())}
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        _main(sys.argv[1])
+    if len(sys.argv) == 1:
+        for part, names in measured().items():
+            print(f"{part}: {len(names)} files", *names, sep="\n  ")
         sys.exit()
-    parts = {part: imported(part) for part in PARTS}
-    for part, names in {**parts, "all": set().union(*parts.values())}.items():
-        rooms = Counter(name.split(".")[1] for name in names)
-        print(f"{part}: {len(names)} files ({', '.join(f'{room} {count}' for room, count in sorted(rooms.items()))})")
+    sys.path.insert(0, str(ROOT / "src"))
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+        print(json.dumps(run(Path("results", "demo"))))

@@ -147,9 +147,7 @@ def test_questions_answered_without_passages_are_left_out(byte_model: Path) -> N
     method = get_method("full").from_budget(None, decoder.config)
     (said,) = Generator(decoder).run([Request(prompt, 20)], method)
     known = tokenizer.decode(said.output_ids)[3:8]
-    asked = [
-        HotpotQuestion("Who?", answer, (), ()) for answer in (known.upper(), "no such answer", known, "nor this one")
-    ]
+    asked = [HotpotQuestion("Who?", told, (), ()) for told in (known.upper(), "no such answer", known, "nor this one")]
     assert [question.answer for question in without_closed_book(asked, decoder, tokenizer, 1)] == ["no such answer"]
     assert len(without_closed_book(asked, decoder, tokenizer, 9)) == 2
 
