@@ -228,14 +228,19 @@ def read_folder(folder: Path, kind: type[R]) -> list[R]:
     return [record for path in sorted(folder.rglob("*.parquet")) for record in read_records(path, kind)]
 
 
-def read_texts(folder: Path, suite: str) -> pd.DataFrame:
-    """Read a model's answers to a suite whose texts are stored, a row each with its score; most records keep none."""
-    found = []
-    for path in sorted(folder.glob(f"*/{suite}.parquet")) + sorted(folder.glob(f"*/{suite}.[0-9]*.parquet")):
-        names = [name for name in pq.read_schema(path).names if name in _ANSWER]
-        table = pq.read_table(path, columns=names, filters=[("output_text", "!=", "")]).to_pandas()
-        found.append(table.rename(columns={"label": "variant"}).dropna(subset=["output_text", "score"]))
-    return pd.concat(found) if found else pd.DataFrame()
+def read_answers(results: Path, suite: str) -> Iterator[pd.DataFrame]:
+    """Yield, by model, a run's answers to a suite whose texts are stored, a row each with its score.
+
+    Most records keep no text; a model without any yields nothing.
+    """
+    for model in sorted(path for path in (results / "records").glob("*") if path.is_dir()):
+        found = []
+        for path in sorted(model.glob(f"*/{suite}.parquet")) + sorted(model.glob(f"*/{suite}.[0-9]*.parquet")):
+            names = [name for name in pq.read_schema(path).names if name in _ANSWER]
+            table = pq.read_table(path, columns=names, filters=[("output_text", "!=", "")]).to_pandas()
+            found.append(table.rename(columns={"label": "variant"}).dropna(subset=["output_text", "score"]))
+        if any(map(len, found)):
+            yield pd.concat(found)
 
 
 @functools.cache

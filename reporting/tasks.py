@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.store import read_texts
+from longdecode.evals.store import read_answers
 from longdecode.evals.tasks.registry import describe
 from longdecode.reporting import charts, wording
 from longdecode.reporting.runs import REFERENCE, Run, budget_order, each, groups, in_order, middle, top
@@ -215,16 +215,12 @@ def pairs(run: Run, suite: str) -> list[Any]:
 
     Each has Full's text and score as ``full_text`` and ``full_score``, the variant's as ``text`` and ``score``.
     """
-    found: list[Any] = []
-    for model in sorted(path for path in (run.folder / "records").glob("*") if path.is_dir()):
-        texts = read_texts(model, suite)
-        if len(texts):
-            found += _worst(texts)
+    found = [pair for answers in read_answers(run.folder, suite) for pair in _worst(answers)]
     return sorted(found, key=lambda pair: pair.score - pair.full_score)[:PER_SUITE]
 
 
-def _worst(texts: pd.DataFrame) -> Iterator[Any]:
-    texts = texts.assign(text=texts.output_text.map(cut))
+def _worst(answers: pd.DataFrame) -> Iterator[Any]:
+    texts = answers.assign(text=answers.output_text.map(cut))
     full = texts[texts.variant == REFERENCE].rename(columns={"text": "full_text", "score": "full_score"})
     both = texts[texts.variant != REFERENCE].merge(full[[*_PROMPT, "full_text", "full_score"]], on=_PROMPT)
     return each(both[both.score < both.full_score].sort_values(["score", "context"]).drop_duplicates("variant"))

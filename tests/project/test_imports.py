@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("kernels", "engine", "methods", "evals", "training", "models", "analysis")
 """Each room imports those before it alone."""
 READ_BY_REPORTING = (
-    "engine.errors", "methods.card", "methods.registry", "evals.manifest", "evals.store.read_texts",
+    "engine.errors", "methods.card", "methods.registry", "evals.manifest", "evals.store.read_answers",
     "evals.tasks.registry.describe", "analysis.declaration",
 )  # fmt: skip
 """Errors, cards, hashes of files, the answers that pages print, and what papers published."""
