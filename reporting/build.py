@@ -17,7 +17,7 @@ from longdecode.reporting import wording
 from longdecode.reporting.compare import write_compare
 from longdecode.reporting.overview import write_overview
 from longdecode.reporting.papers.page import write_papers
-from longdecode.reporting.runs import REFERENCE, ReportError, Run, each, groups, in_order, middle, read_run
+from longdecode.reporting.runs import REFERENCE, NoNumbersError, Run, each, groups, in_order, middle, read_run
 from longdecode.reporting.site import Page, Site
 from longdecode.reporting.tasks import grid, write_methods, write_tasks
 
@@ -61,20 +61,20 @@ def build_checked(results: Path, out: Path, inputs: Iterable[Path]) -> None:
 
 
 def build_all(results_root: Path, out: Path) -> Path:
-    """Build one site over all runs in a folder and return its first page.
+    """Build one site over all runs in a folder that have a number, say which have none, and return its first page.
 
     Raises:
         ManifestError: a file changed since it was written.
-        ReportError: no folder in it holds a table of results.
+        NoNumbersError: no folder in it holds a table of results.
     """
-    folders = sorted(path.parent for path in Path(results_root).glob("*/config.yaml"))
-    runs = [
-        _intact(folder)
-        for folder in folders
-        if any((folder / f"{name}.csv").is_file() for name in ("summary", "speed"))
-    ]
+    runs = []
+    for config in sorted(Path(results_root).glob("*/config.yaml")):
+        try:
+            runs.append(_intact(config.parent))
+        except NoNumbersError as error:
+            print(f"left out: {error}")
     if not runs:
-        raise ReportError(f"{results_root}: no run in it has tables; run `longdecode run` first")
+        raise NoNumbersError(f"{results_root}: no run in it has tables; run `longdecode run` first")
     return _build(runs, Path(out))
 
 

@@ -27,6 +27,10 @@ class ReportError(LongDecodeError):
     """A results folder that no page can be made of."""
 
 
+class NoNumbersError(ReportError):
+    """A run without a number: it has not ended, or every cell of it failed."""
+
+
 @dataclass(frozen=True)
 class Run:
     """The tables of one run; a table that was not written is empty.
@@ -193,7 +197,8 @@ def read_run(folder: Path) -> Run:
     """Read one run.
 
     Raises:
-        ReportError: the folder holds none of the tables.
+        NoNumbersError: the folder holds none of the tables, or no cell of them ended well.
+        ReportError: its tables are none of this version.
     """
     found = {name: read_table(folder / f"{name}.csv") for name in TABLES}
     for name in ("summary", "speed"):
@@ -203,12 +208,10 @@ def read_run(folder: Path) -> Run:
         [found[name].status for name in ("summary", "speed") if len(found[name])] or [pd.Series(dtype=str)]
     ).value_counts()
     if counts.empty:
-        raise ReportError(
-            f"{folder}: neither summary.csv nor speed.csv has a row; longdecode run {folder.name} writes them"
-        )
+        raise NoNumbersError(f"{folder}: no row in summary.csv or speed.csv; longdecode run {folder.name} writes them")
     if "ok" not in counts:
         words = ", ".join(f"{count} {status}" for status, count in counts.items())
-        raise ReportError(f"{folder}: every cell failed ({words}); {folder / 'logs'} says why")
+        raise NoNumbersError(f"{folder}: every cell failed ({words}); {folder / 'logs'} says why")
     along = found["measures"]
     if len(along) and len(found["summary"]):
         suites = found["summary"][["task", "suite"]].drop_duplicates()

@@ -202,7 +202,8 @@ class Site:
         text = self._environment.get_template(template).render(
             site=self,
             page=page,
-            script=Markup(json.dumps(script, separators=(",", ":")).replace("</", "<\\/")),
+            # `</script` would end the block, and after `<!--` and `<script` its own end would not.
+            script=Markup(json.dumps(script, separators=(",", ":")).replace("</", "<\\/").replace("<!", "\\u003c!")),
             **values,
         )
         (self.out / f"{page.name}.html").write_text(text, encoding="utf-8")

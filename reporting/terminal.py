@@ -76,13 +76,13 @@ def ended(results: Path) -> Rows:
 def answer(results: Path) -> str:
     """Say which variants stay within the margin of full attention, from comparisons.csv alone."""
     table = _tables([results], "comparisons.csv")
-    if table.empty:
-        return f"no comparison yet; {results} has what was made"
-    beside = table[(table["b"] == "full") & table["verdict"].notna()]
-    if beside.empty and set(table["status"]) == {"baseline_fails"}:
+    beside = table[(table["b"] == "full") & table["verdict"].notna()] if len(table) else table
+    if beside.empty and set(table.get("status", ())) == {"baseline_fails"}:
         return "full attention is not shown to beat a small window on any task here: no difference tells of a method"
     if beside.empty:
-        return "nothing was compared with full attention"
+        return f"no comparison with full attention yet; {results} has what was made"
+    if not beside["b_value"].any():
+        return "full attention itself scores 0: look at the checkpoint and its chat template before any method"
     verdicts = {f"{a} at {budget}": set(rows["verdict"]) for (a, budget), rows in beside.groupby(["a", "budget"])}
     whole = [name for name, found in verdicts.items() if found == {"within"}]
     worse = sum("worse" in found for found in verdicts.values())

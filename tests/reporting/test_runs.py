@@ -53,13 +53,14 @@ def test_a_suite_stands_by_its_mean_where_that_was_compared(folder: Maker) -> No
 
 
 def test_folders_without_results_are_refused_by_name(tmp_path: Path, folder: Maker) -> None:
-    with pytest.raises(ReportError, match="neither summary"):
+    with pytest.raises(ReportError, match="no row in summary"):
         build(tmp_path / "nothing", tmp_path / "out")
-    with pytest.raises(ReportError, match="no run in it"):
-        build_all(tmp_path, tmp_path / "out")
     failed = folder([], [{"variant": "quest", "status": "failed_gate"}, {"variant": "tova", "status": "oom"}], [])
     with pytest.raises(ReportError, match=r"every cell failed \(1 failed_gate, 1 oom\)"):
         read_run(failed)
+    (failed / "config.yaml").touch()
+    with pytest.raises(ReportError, match="no run in it"):
+        build_all(failed.parent, tmp_path / "out")
     pd.read_csv(failed / "summary.csv").rename(columns={"variant": "label"}).to_csv(failed / "summary.csv", index=False)
     with pytest.raises(ReportError, match="no column 'variant'"):
         read_run(failed)
@@ -77,11 +78,15 @@ def test_a_small_run_has_a_site_of_its_own(small: Path, tmp_path: Path) -> None:
     (index.parent / "method-gone.html").write_text("")
     build(small, tmp_path / "out")
     assert not (index.parent / "method-gone.html").exists()
+    for table in small.glob("*.csv"):
+        table.write_text(table.read_text().replace("007", "<!--<script>"))
+    assert "<!--" not in parsed(build(small, tmp_path / "out")).html, "the page would end within its data"
 
 
 def test_a_run_whose_tasks_full_attention_fails_says_so(folder: Maker) -> None:
     failed = {"a": "quest", "status": "baseline_fails", "verdict": None}
     assert "full attention is not shown to beat a small window" in terminal.answer(folder([failed], [], []))
+    assert "itself scores 0" in terminal.answer(folder([{"a": "quest", "b_value": 0.0}], [], []))
     assert "within the margin of Full" in terminal.answer(folder([failed, {"a": "quest"}], [], []))
 
 
