@@ -54,8 +54,21 @@ def _unread(folder: Path) -> str | None:
         read_config(found := resolve_checkpoint(folder))
     except (ConfigError, errors.CheckpointError) as error:
         return str(error)
+    for file in (*found.glob("*.safetensors"), *found.glob("tokenizer*")):
+        if file.is_file() and file.stat().st_size < 1000 and file.read_bytes().startswith(b"version https://git-lfs"):
+            return f"{file} is git LFS's pointer to the file; `git lfs pull` in {found} fetches it"
     has = any(found.glob("tokenizer*")) or any(found.glob("vocab*"))
     return None if has else f"{found} has no tokenizer (tokenizer.json)"
+
+
+def require_hub_id(model: str) -> None:
+    """Refuse a model that is no folder here and cannot be one of the hub, before the hub is asked.
+
+    Raises:
+        ConfigError: the message gives the nearest name.
+    """
+    if fault := _absent(model) or (None if _may_be_hub_id(model) else "no such folder"):
+        raise ConfigError(f"--model {model}: {fault}")
 
 
 def data_fault(name: str, place: Path) -> str | None:
@@ -63,7 +76,7 @@ def data_fault(name: str, place: Path) -> str | None:
     sets = [data for data in SOURCES.values() if data.key == name]
     hub = str(place) == FROM_HUB and any(data.hub_id for data in sets)
     copy = any(data.copies for data in sets) and _may_be_hub_id(str(place)) and place.parts[0] != DATA_FOLDER
-    if place.expanduser().exists() or hub or copy:
+    if place.expanduser().is_dir() or hub or copy:
         return None
     return f"no such folder: {place}; `longdecode data fetch SUITE --to {DATA_FOLDER}` makes {DATA_FOLDER}/{name}"
 

@@ -23,7 +23,7 @@ from longdecode.evals.config_values import parse_yaml
 from longdecode.evals.datasets.reader import FROM_HUB, SOURCES
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
-from longdecode.evals.preflight import DATA_FOLDER, check, look
+from longdecode.evals.preflight import DATA_FOLDER, check, look, require_hub_id
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import write_text
 from longdecode.evals.sweep import RUNTIME_GB, SIZES
@@ -205,15 +205,15 @@ def write_config(choices: Choices, out: Path | None, force: bool, note: Callable
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: the name of a configuration ends in .yaml")
     made = Starting(choices, label, out.stem, note)
+    run = build_run_config(parse_yaml(made.text, str(out)), str(out))
+    files = Plan(run, REPOSITORY).made
+    look(run, files)
+    check(run, files, device=False)
     if out.exists() and not force and out.read_text(encoding="utf-8") != made.text:
         raise ConfigError(
             f"{out} is there already, with other choices; --force writes over it, --out names another, and "
             f"`longdecode run {out}` runs it as it is"
         )
-    run = build_run_config(parse_yaml(made.text, str(out)), str(out))
-    files = Plan(run, REPOSITORY).made
-    look(run, files)
-    check(run, files, device=False)
     write_text(out, made.text)
     return out
 
@@ -227,6 +227,7 @@ def _config_folder(model: str) -> Path | None:
     folder = built_model(model) or Path(model).expanduser()
     if folder.is_dir() or built_model(model):
         return folder if folder.is_dir() else None
+    require_hub_id(model)
     from huggingface_hub import hf_hub_download
 
     offline = reached()

@@ -249,6 +249,7 @@ def damages(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "index", lambda: index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     yield "index", lambda: index.symlink_to(index.name)
     yield "model.safetensors", lambda: weights.write_bytes(b"")
+    yield "git lfs pull", lambda: weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     yield "model.safetensors", lambda: weights.write_bytes(raw[:100])
     yield "model.safetensors", lambda: weights.write_bytes(raw[:-8])
     yield "model.safetensors", lambda: weights.write_bytes(struct.pack("<Q", 1 << 60) + raw[8:])
@@ -314,7 +315,13 @@ def test_a_read_only_place_is_named(place: Path) -> None:
 
 
 def test_a_folder_of_data_is_no_hub_id() -> None:
-    for name, missing in (("ruler", "ruler/data"), ("ruler", "hub"), ("longbench", "data/longbench"), ("math", "a/b")):
+    for name, missing in (
+        ("ruler", "ruler/data"),
+        ("ruler", "hub"),
+        ("ruler", __file__),
+        ("longbench", "data/longbench"),
+        ("math", "a/b"),
+    ):
         assert "no such folder" in (preflight.data_fault(name, Path(missing)) or "")
     for name, known in (("longbench", "zai-org/LongBench"), ("math", "hub"), ("pg19", "emozilla/pg19-test")):
         assert preflight.data_fault(name, Path(known)) is None
