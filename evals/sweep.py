@@ -18,7 +18,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 
 from longdecode.engine.config_reader import built_model, parse_config, read_config
-from longdecode.engine.errors import LongDecodeError
+from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.budgets import Budget
 from longdecode.evals.config_values import read_yaml
@@ -43,6 +43,8 @@ NEW_TOKENS = 64
 """Tokens that a sample of a suite generates where the sizes do not say: those of generated look-ups."""
 RUNTIME_GB = 2.0
 """Memory of a job beside weights and caches: CUDA, kernels, activations of a prefill chunk."""
+if not (REPOSITORY / "Snakefile").is_file():
+    raise ConfigError("this needs a checkout of the project: git clone it, then make setup")
 SIZES: Mapping[str, Any] = read_yaml(REPOSITORY / "config" / "papers" / "sizes.yaml")
 TIMES = SIZES["times"]
 

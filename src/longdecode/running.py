@@ -49,10 +49,8 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
         given: ``KEY=VALUE``, as Snakemake's ``--config`` takes them.
 
     Raises:
-        ConfigError: there is no such configuration or target, a value is wrong, or this is no checkout of the project.
+        ConfigError: there is no such configuration or target, or a value is wrong.
     """
-    if not (REPOSITORY / "Snakefile").is_file():
-        raise ConfigError("runs need a checkout of the project: git clone it, then make setup")
     _require_writable(cache_folder()[0], "XDG_CACHE_HOME names another folder")
     _require_writable(Path(os.environ.get("TMPDIR") or tempfile.gettempdir()), "TMPDIR names another folder")
     require_target(REPOSITORY, target)
