@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.errors import ConfigError, LongDecodeError, refuse_unknown
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.reporting.terminal import compared, show
 
@@ -246,10 +246,13 @@ def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all 
     from longdecode.evals import manifest
 
     names = [name_of(profile) for profile in profiles or []]
-    places = ("results/*/manifest.txt", "reports/*/manifest.txt", "reports/*/index.html")  # pages may have lost theirs
-    folders = sorted({p.parent for place in places for p in Path().glob(place) if not names or p.parent.name in names})
-    if not folders:
-        raise ConfigError(f"no manifest of {', '.join(names) or 'any run'} in results/ or reports/")
+    # A manifest may be what was lost.
+    places = ("results/*/config.yaml", "results/*/manifest.txt", "reports/*/index.html", "reports/*/manifest.txt")
+    every = sorted({path.parent for place in places for path in Path().glob(place)})
+    if not every:
+        raise ConfigError("no manifest of any run in results/ or reports/")
+    refuse_unknown("verify", "run", names, {folder.name for folder in every})
+    folders = [folder for folder in every if not names or folder.name in names]
     wrong = [problem for folder in folders for problem in manifest.problems(folder)]
     console.print(*wrong, f"{len(folders)} folders, {len(wrong)} problems", sep="\n")
     raise typer.Exit(bool(wrong))

@@ -136,8 +136,7 @@ def tables(job: Job) -> None:
     from longdecode.evals.store import kept_path, write_text
 
     rule, config = job.rule, Path(job.rule.output.config)
-    text = yaml.safe_dump(json.loads(rule.params.config), sort_keys=False)
-    write_text(config, text)
+    write_text(config, yaml.safe_dump(json.loads(rule.params.config), sort_keys=False))
     manifest.seal(config.parent, [config])
     write_tables(config.parent)
     for path in job.inputs:

@@ -174,6 +174,7 @@ def test_compare_prints_pairs_and_speeds_from_tables(results: Path) -> None:
 
 def test_verify_finds_a_changed_table(results: Path) -> None:
     assert "1 folders, 0 problems" in said("verify", "mine")
+    refused("verify", {"mine mne": "verify: unknown run 'mne'; nearest valid name: 'mine'"})
     (results / "speed.csv").write_text("other\n")
     assert "1 problems" in (told := CliRunner().invoke(app, ["verify"])).output and told.exit_code == 1
     with pytest.raises(manifest.ManifestError, match=r"speed\.csv: changed since it was written"):
@@ -185,8 +186,7 @@ def test_results_from_elsewhere_are_checked_and_copied(results: Path) -> None:
     (away / "not_listed.sh").write_text("")
     assert "results/mine" in said("add-results", str(away))
     assert {path.name for path in results.iterdir()} == {path.name for path in away.iterdir()} - {"not_listed.sh"}
-    with pytest.raises(ConfigError, match="is there already"):
-        said("add-results", str(away))
+    refused("add-results", {str(away): "is there already"})
     shutil.rmtree(results)
     outside = results.parents[1] / "outside.csv"
     outside.write_text("status,variant\nok,full\n")
@@ -219,8 +219,7 @@ def test_data_is_listed_fetched_and_checked_in_one_layout(results: Path, monkeyp
     (row,) = [line for line in said("data").splitlines() if line.startswith("gpqa")]
     assert "Idavidrein/gpqa" in row and "CC BY" in row
     monkeypatch.setenv("HF_ENDPOINT", "https://nowhere.invalid")
-    wrong = {"fetch ruler": "invalid cannot be reached", "fetch passkey": "nothing to fetch", "check .": "no data set"}
-    refused("data", wrong)
+    refused("data", {"fetch ruler": "cannot be reached", "fetch passkey": "nothing to fetch", "check .": "no data set"})
     file = Path("data/math/gsm8k/test.jsonl")
     file.parent.mkdir(parents=True)
     file.write_text('{"question": "What is 1 + 1?", "answer": "#### 2"}\n')
@@ -361,8 +360,8 @@ def test_a_configuration_holds_what_fits_and_what_comes_first(place: Path, byte_
     run = load_run_config("weights.yaml")
     assert {*run.suites} == {"ruler", "ruler_decoded", "longbench"} and len(run.suites["ruler_decoded"].tasks) == 5
     assert [budget.text for budget in run.budgets] == ["0.1", "512"] and str(run.data["longbench"]) == "hub"
-    with pytest.raises(ConfigError, match=r"weights\.yaml is there already, with other choices; --force"):
-        said(*asked)
+    refusals = {"": r"weights\.yaml is there already, with other choices; --force", "--budget -5": "budgets: -5"}
+    refused(f"init --model {MINIATURE}", refusals)
     (place / "data" / "ruler").mkdir(parents=True)
     asked = ("--methods", "duo,tokenswift,medusa", "--suite", "ruler", "--out", "own.yaml")
     with pytest.raises(ConfigError, match=r"duo: roles are learned on passkeys and .*, 7,179 tokens; .* reads 1,024"):
@@ -392,6 +391,7 @@ def test_a_configuration_holds_what_fits_and_what_comes_first(place: Path, byte_
         (("--data", "ruler=ruler/data", "--suite", "ruler"), "data.ruler: no such folder: ruler/data"),
         (("--methods", "nosa"), "--methods nosa: a trained fork of weights is needed"),
         (("--model", "org/no"), "--model org/no: no such folder, and not of the hub"),
+        (("--model", "qwen"), "--model qwen: unknown model 'qwen'; nearest valid name: 'qwen2.5-coder-"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(place: Path, option: tuple[str, ...], expected: str) -> None:
