@@ -324,7 +324,8 @@ def fast_path_equals_naive(bench: MethodBench) -> None:
     _close(got.logits, want.logits, "logits through the kernels in force and through their definitions", allowed)
 
 
-CHECKS: tuple[Callable[[MethodBench], None], ...] = (
+Checks = tuple[Callable[[MethodBench], None], ...]
+CHECKS: Checks = (
     card_names_the_parameters,
     bad_parameters_are_refused,
     the_rule_is_stated,
@@ -346,14 +347,14 @@ CHECKS: tuple[Callable[[MethodBench], None], ...] = (
 )
 """Every check, in the order they run."""
 
-CASE_CHECKS: tuple[Callable[[MethodBench], None], ...] = (
+CASE_CHECKS: Checks = (
     bad_parameters_are_refused,
     speculation_changes_no_token,
     graph_replay_equals_eager,
 )
 """Those that may tell two cases apart whose steps are the same."""
 
-SHAPE_CHECKS: tuple[Callable[[MethodBench], None], ...] = (
+SHAPE_CHECKS: Checks = (
     reads_follow_the_rule,
     traffic_follows_the_rule,
     reads_stay_within_budget,
@@ -362,7 +363,7 @@ SHAPE_CHECKS: tuple[Callable[[MethodBench], None], ...] = (
 )
 """Those that heads of another number, group or width, and rows much shorter than the budget, may fail alone."""
 
-FAST_PATH_CHECKS: tuple[Callable[[MethodBench], None], ...] = (
+FAST_PATH_CHECKS: Checks = (
     fast_path_equals_naive,
     whole_budget_equals_full,
     unwritten_memory_is_never_read,
@@ -372,12 +373,7 @@ FAST_PATH_CHECKS: tuple[Callable[[MethodBench], None], ...] = (
 """Those that hold in float32 too: none compares two ways of cutting a batch, where a near-tie may fall either way."""
 
 
-def _run(
-    checks: tuple[Callable[[MethodBench], None], ...],
-    bench: MethodBench,
-    case: Mapping[str, Any],
-    shape: Shape | None = None,
-) -> None:
+def _run(checks: Checks, bench: MethodBench, case: Mapping[str, Any], shape: Shape | None = None) -> None:
     for check in checks:
         try:
             check(bench)

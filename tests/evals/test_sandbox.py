@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from longdecode.evals import sandbox
-from longdecode.evals.sandbox import Limits, SandboxUnsupportedError, require_sandbox, run_python
+from longdecode.evals.sandbox import SandboxLimits, SandboxUnsupportedError, require_sandbox, run_python
 
-QUICK = Limits(
+QUICK = SandboxLimits(
     cpu_seconds=1, wall_seconds=30.0, memory_bytes=400 << 20, disk_bytes=8 << 20, output_bytes=1 << 20, processes=12,
 )  # fmt: skip
 PROGRAM = f"/program-{os.getpid()}.py"
@@ -248,7 +248,7 @@ def test_an_ordinary_program_is_served() -> None:
         "def down(n): return 0 if n == 0 else 1 + down(n - 1)\n"
         "open('note', 'w').write('x' * 9)\nprint(down(30000), math.comb(40, 20), len(open('note').read()))"
     )
-    outcome = run_python(source, limits=Limits(), files={"/given.txt": b"given"})
+    outcome = run_python(source, limits=SandboxLimits(), files={"/given.txt": b"given"})
     assert outcome.stdout == b"30000 137846528820 9\n", outcome.stderr
     assert run_python("print(open('/given.txt').read())", files={"/given.txt": b"given"}).stdout == b"given\n"
     assert run_python("import os; print(os.listdir('/etc'))").stdout == b"['ld.so.cache']\n"  # finds libpython
@@ -305,7 +305,7 @@ try:
 except SandboxUnsupportedError as error:
     raise SystemExit(f"unsupported: {{error}}")
 for source in ({harms!r}, {FORKS!r}):
-    outcome = run_python(source, limits=Limits(processes=12))
+    outcome = run_python(source, limits=SandboxLimits(processes=12))
     print(outcome.status, outcome.stdout, outcome.stderr)
 """
     user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", python, "-c"]
