@@ -70,7 +70,7 @@ class PluginRoom:
         """
         folders, further = self.folders(), self._further()
         empty = not all(map(self._held, further))
-        near = [] if empty else difflib.get_close_matches(name, folders, n=1, cutoff=0.0)
+        near = [] if empty else difflib.get_close_matches(name.lower(), folders, n=1, cutoff=0.0)
         nearest = f"; nearest valid name: {near[0]!r}" if near else ""
         searched = f"names {', '.join(map(self._contents, further))}" if further else "names no further folder"
         return f"unknown {self.kind} {name!r}{nearest} (valid: {', '.join(folders)}); {self.variable} {searched}"

@@ -68,13 +68,14 @@ METHODS, SUITES = "streaming,snapkv,quest,shadowkv", "passkey,json_kv,mini_longg
 
 
 def main() -> None:
-    """Run the command; an error of ours, or a file that the system refuses, is one line."""
+    """Run the command; an error of ours, a file that the system refuses or a package that is not here is one line."""
     for stream in filter(None, (sys.stdout, sys.stderr)):  # a locale may lack a character that a table has
         stream.reconfigure(errors="replace")
     try:
         app()
-    except (LongDecodeError, OSError) as error:
-        console.print(f"{type(error).__name__}: {error}", style="red")
+    except (LongDecodeError, OSError, ModuleNotFoundError) as error:
+        advice = "; `longdecode doctor` says what to install" * isinstance(error, ImportError)
+        console.print(f"{type(error).__name__}: {error}{advice}", style="red")
         raise SystemExit(1) from None
 
 

@@ -112,8 +112,7 @@ def _follow(command: list[str], variables: dict[str, str], log: Path, told: Told
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src"), "PYTHONUNBUFFERED": "1"} | variables
-    parent = os.getpid()
-    columns = (TextColumn("{task.description}"), BarColumn())
+    parent, columns = os.getpid(), (TextColumn("{task.description}"), BarColumn())
     with (
         log.open("ab", buffering=0) as kept,
         Popen(

@@ -219,7 +219,7 @@ def test_data_is_listed_fetched_and_checked_in_one_layout(results: Path, monkeyp
     (row,) = [line for line in said("data").splitlines() if line.startswith("gpqa")]
     assert "Idavidrein/gpqa" in row and "CC BY" in row
     monkeypatch.setenv("HF_ENDPOINT", "https://nowhere.invalid")
-    refused("data", {"fetch ruler": "cannot be reached", "fetch passkey": "nothing to fetch", "check .": "no data set"})
+    refused("data", {"fetch ruler": "reach", "fetch RULER": "ruler'", "fetch passkey": "nothing", "check .": "no data"})
     file = Path("data/math/gsm8k/test.jsonl")
     file.parent.mkdir(parents=True)
     file.write_text('{"question": "What is 1 + 1?", "answer": "#### 2"}\n')
