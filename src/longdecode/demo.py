@@ -13,14 +13,14 @@ from longdecode.evals.generators.lookup import marks, recall
 MINIATURE = Path(__file__).parent / "models" / "miniature" / "weights"
 PROMPTS, CONTEXT, BUDGET = 4, 2048, 256
 METHODS = {"full": None} | dict.fromkeys(("streaming", "snapkv", "quest", "oracle_topk"), BUDGET)
-COLUMNS = ("method", "tokens read a step", "right answers", "seconds")
 
 
 def demonstrated() -> Iterator[tuple[str, str, str, str]]:
-    """Yield what each method reads, how many look-ups it answers, and how long that takes.
+    """Yield a row's names, then what each method reads, how many look-ups it answers, and how long that takes.
 
     A prompt of 2,048 bytes, one a token, hides 96 records and asks for four of them; 256 tokens may be read.
     """
+    yield "method", "tokens read a step", "right answers", "seconds"
     asked = [recall(random.Random(n), "multikey", CONTEXT) for n in range(PROMPTS)]
     prompts, longest = [one.prompt + one.question for one in asked], max(len(one.answer) for one in asked)
     for method, budget in METHODS.items():

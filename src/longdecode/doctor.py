@@ -56,9 +56,8 @@ def _sandbox() -> str:
     """Try the sandbox of model-written code, which a container may forbid."""
     if not shutil.which("bwrap"):
         return "not here; suite code stays `unsupported`: apt-get install bubblewrap"
-    tried = ["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"]
-    works = subprocess.run(tried, capture_output=True, check=False).returncode == 0
-    return "works" if works else "here, but this machine forbids namespaces; suite code stays `unsupported`"
+    tried = subprocess.run(["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"], capture_output=True, check=False)
+    return "here, but this machine forbids namespaces; suite code stays `unsupported`" if tried.returncode else "works"
 
 
 def cache_folder() -> tuple[Path, bool]:
