@@ -23,22 +23,13 @@ _CONFIG: Spec = {
     "background": None,
     "view": {"stroke": None},
     "axis": {
-        "labelFontSize": 13,
-        "titleFontSize": 13,
-        "labelColor": LIGHT["muted"],
-        "titleColor": LIGHT["ink"],
-        "titleFontWeight": 600,
-        "gridColor": LIGHT["grid"],
-        "domainColor": LIGHT["line"],
-        "tickColor": LIGHT["line"],
-        "labelPadding": 6,
-        "titlePadding": 10,
-        "labelLimit": 240,
-        "tickSize": 4,
+        "labelFontSize": 13, "titleFontSize": 13, "labelColor": LIGHT["muted"], "titleColor": LIGHT["ink"],
+        "titleFontWeight": 600, "gridColor": LIGHT["grid"], "domainColor": LIGHT["line"], "tickColor": LIGHT["line"],
+        "labelPadding": 6, "titlePadding": 10, "labelLimit": 240, "tickSize": 4,
     },
     "text": {"fontSize": 13},
     "header": {"labelFontSize": 13, "labelColor": LIGHT["ink"]},
-}
+}  # fmt: skip
 DASHES: Mapping[str, list[int]] = {
     "solid": [1, 0], "dashed": [6, 4], "dotted": [2, 3], "long": [14, 4], "mixed": [12, 3, 2, 3]
 }  # fmt: skip
@@ -81,13 +72,9 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     x = alt.X("print:Q", title=title, scale=scale, axis=axis)
     link = base.mark_rule(color=LIGHT["line"], strokeWidth=3).encode(y=y, x=x, x2="ours:Q")
     spread = base.mark_rule(strokeWidth=2).encode(y=y, x=alt.X("bottom:Q"), x2="top:Q", color=family_colour())
-    tips = [
-        alt.Tooltip("name:N", title="Row"),
-        alt.Tooltip("print:Q", title="Paper"),
-        alt.Tooltip("ours:Q", title="Here", format=".3~g"),
-        alt.Tooltip("low:Q", title="95 % interval, from", format=".3~g"),
-        alt.Tooltip("high:Q", title="to", format=".3~g"),
-    ]
+    told = {"ours:Q": "Here", "low:Q": "95 % interval, from", "high:Q": "to"}
+    tips = [alt.Tooltip("name:N", title="Row"), alt.Tooltip("print:Q", title="Paper")]
+    tips += [alt.Tooltip(name, title=words, format=".3~g") for name, words in told.items()]
     printed = base.mark_point(filled=True, size=110, color=LIGHT["print"], opacity=1).encode(y=y, x=x, tooltip=tips)
     ours = base.mark_point(filled=True, size=110, opacity=1).encode(
         y=y, x=alt.X("ours:Q"), color=family_colour(), tooltip=tips
@@ -137,22 +124,16 @@ def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequenc
         )
     ]
     line = base.mark_line(strokeWidth=2.2).encode(x=x, y=y, color=family_colour(), strokeDash=dash, detail="name:N")
-    marks = base.mark_point(filled=True, size=55, opacity=1).encode(
-        x=x, y=y, color=family_colour(), tooltip=list(tooltip)
+    tips = [alt.Tooltip("name:N", title="Variant"), *tooltip]
+    marks = base.mark_point(filled=True, size=55, opacity=1).encode(x=x, y=y, color=family_colour(), tooltip=tips)
+    here: Spec = {
+        a: alt.expr(f"{looks.PHONE} ? datum.{b} : datum.{c}")
+        for a, b, c in (("text", "wrapped", "name"), ("dy", "dy_wrapped", "dy"))
+    }
+    names = alt.Chart(ends).mark_text(
+        align="left", dx=8, baseline="middle", fontWeight=600, lineHeight=looks.LINE, **here
     )
-    names = (
-        alt.Chart(ends)
-        .mark_text(
-            align="left",
-            dx=8,
-            baseline="middle",
-            fontWeight=600,
-            lineHeight=looks.LINE,
-            text=alt.expr(f"{looks.PHONE} ? datum.wrapped : datum.name"),
-            dy=alt.expr(f"{looks.PHONE} ? datum.dy_wrapped : datum.dy"),
-        )
-        .encode(x=x, y=y, color=family_colour())
-    )
+    names = names.encode(x=x, y=y, color=family_colour())
     return finished(alt.layer(*bands[:banded], line, marks, names), looks.TALL)
 
 
@@ -164,24 +145,11 @@ def speed_lines(rows: pd.DataFrame, batch: int) -> Spec:
         title=f"Context, tokens (batch {batch})",
         scale=alt.Scale(type="log", base=2, domain=[ticks[0], ticks[-1]], nice=False),
         axis=alt.Axis(
-            values=ticks,
-            grid=False,
-            labelOverlap="greedy",
-            labelSeparation=8,
-            labelExpr="datum.value >= 1024 ? round(datum.value / 1024) + 'K' : datum.label",
+            values=ticks, labelExpr="datum.value >= 1024 ? round(datum.value / 1024) + 'K' : datum.label", **looks.BARE
         ),
     )
-    return lines(
-        rows,
-        x,
-        "Milliseconds a step (down is faster)",
-        0.0,
-        [
-            alt.Tooltip("name:N", title="Variant"),
-            alt.Tooltip("x:Q", title="Context", format=","),
-            alt.Tooltip("y:Q", title="ms", format=".3f"),
-        ],
-    )
+    tips = [alt.Tooltip("x:Q", title="Context", format=","), alt.Tooltip("y:Q", title="ms", format=".3f")]
+    return lines(rows, x, "Milliseconds a step (down is faster)", 0.0, tips)
 
 
 def along_lines(rows: pd.DataFrame, bins: int, what: str, unit: str, low: float | None = None) -> Spec:
@@ -208,17 +176,8 @@ def along_lines(rows: pd.DataFrame, bins: int, what: str, unit: str, low: float 
         .agg(x=("x", "median"), **{name: (name, "mean") for name in ("y", "low", "high") if name in rows})
         .reset_index()
     )
-    return lines(
-        drawn,
-        x,
-        unit,
-        drawn.y.min() if low is None else low,
-        [
-            alt.Tooltip("name:N", title="Variant"),
-            alt.Tooltip("x:Q", title="Around place"),
-            alt.Tooltip("y:Q", title=unit, format=".3~g"),
-        ],
-    )
+    tips = [alt.Tooltip("x:Q", title="Around place"), alt.Tooltip("y:Q", title=unit, format=".3~g")]
+    return lines(drawn, x, unit, drawn.y.min() if low is None else low, tips)
 
 
 def heat(cells: pd.DataFrame) -> Spec:

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,34 +22,19 @@ INK: Mapping[str, tuple[str, str]] = {
     "band": ("#e6f2ea", "#1b3226"),
     "print": ("#67707b", "#98a1ad"),
 }
-FAMILIES: Mapping[str, tuple[str, str]] = {
-    "heads": ("#1a5fc8", "#79aefc"),
-    "selection": ("#0a7a52", "#48cf9b"),
-    "eviction": ("#b4460c", "#ff9d61"),
-    "offload": ("#8338a8", "#cc98fb"),
-    "speculation": ("#6f6300", "#d9c440"),
-    "quantised": ("#a01a58", "#f58fbd"),
-    "reference": ("#5a6371", "#a3adba"),
+_FAMILY_LOOKS: Mapping[str, tuple[str, str, str, str]] = {
+    "heads": ("#1a5fc8", "#79aefc", "Learned heads", "circle"),
+    "selection": ("#0a7a52", "#48cf9b", "Selection", "square"),
+    "eviction": ("#b4460c", "#ff9d61", "Eviction", "triangle-up"),
+    "offload": ("#8338a8", "#cc98fb", "Offload", "diamond"),
+    "speculation": ("#6f6300", "#d9c440", "Speculation", "triangle-down"),
+    "quantised": ("#a01a58", "#f58fbd", "Quantised", "triangle-right"),
+    "reference": ("#5a6371", "#a3adba", "Reference", "cross"),
 }
-"""By family: its colour on a light and on a dark ground, each with a contrast of at least 4.5."""
-FAMILY_TITLES: Mapping[str, str] = {
-    "heads": "Learned heads",
-    "selection": "Selection",
-    "eviction": "Eviction",
-    "offload": "Offload",
-    "speculation": "Speculation",
-    "quantised": "Quantised",
-    "reference": "Reference",
-}
-SHAPES: Mapping[str, str] = {
-    "heads": "circle",
-    "selection": "square",
-    "eviction": "triangle-up",
-    "offload": "diamond",
-    "speculation": "triangle-down",
-    "quantised": "triangle-right",
-    "reference": "cross",
-}
+"""By family: its colour on a light and on a dark ground, each with a contrast of at least 4.5; its title and mark."""
+FAMILIES: Mapping[str, tuple[str, str]] = {name: look[:2] for name, look in _FAMILY_LOOKS.items()}
+FAMILY_TITLES: Mapping[str, str] = {name: look[2] for name, look in _FAMILY_LOOKS.items()}
+SHAPES: Mapping[str, str] = {name: look[3] for name, look in _FAMILY_LOOKS.items()}
 HEAT: Mapping[str, tuple[str, str]] = {
     "heat0": ("#0d6b4f", "#8fe3bd"),
     "heat1": ("#3f9a78", "#4fb78f"),
@@ -110,6 +96,8 @@ _BESIDE = [
 _HEIGHT, _TOO_MUCH = 8, 60
 TALL, LINE = 320, 16
 """Height in px of a plot of lines, and of a line of its text."""
+BARE: Mapping[str, Any] = {"grid": False, "labelOverlap": "greedy", "labelSeparation": 10}
+"""An axis without a grid, whose labels leave room for each other."""
 PHONE = "width < 420"
 """Vega expression: the plot stands on a phone."""
 

@@ -25,6 +25,7 @@ _LOSS_AXES: Mapping[str, tuple[tuple[float, float], list[float], str, str]] = {
 }
 """By unit: domain, ticks, title and format of a loss."""
 PLACE = ["run", "model", "context", "batch"]
+VARIANT = ["variant", "budget_tokens"]
 FEW = 16
 """Units below which an interval is too narrow to exclude a variant."""
 NEEDED = 300
@@ -43,13 +44,7 @@ def tradeoff(unit: str) -> Spec:
         "x:Q",
         scale=alt.Scale(domain=[0, 3], nice=False),
         title="Times as fast as Full (right is faster)",
-        axis=alt.Axis(
-            labelExpr="datum.label + '\u00d7'",
-            tickCount=alt.expr(f"{looks.PHONE} ? 4 : 7"),
-            grid=False,
-            labelOverlap="greedy",
-            labelSeparation=10,
-        ),
+        axis=alt.Axis(labelExpr="datum.label + '\u00d7'", tickCount=alt.expr(f"{looks.PHONE} ? 4 : 7"), **looks.BARE),
     )
     style: Spec = {
         "scale": alt.Scale(type="pow", exponent=0.5, domain=list(domain), reverse=True, nice=False, clamp=True),
@@ -76,37 +71,16 @@ def tradeoff(unit: str) -> Spec:
         .mark_text(align="center", baseline="bottom", y=-5, color=LIGHT["muted"], text="1\u00d7 = speed of Full")
         .encode(x=x)
     )
-    steps = (
-        of("front")
-        .mark_line(
-            interpolate="step-before",
-            strokeWidth=9,
-            opacity=0.16,
-            color=LIGHT["ink"],
-            strokeJoin="round",
-            strokeCap="round",
-        )
-        .encode(x=x, y=y, order="order:Q")
-    )
-    lines = (
-        of("points")
-        .mark_line(strokeWidth=2)
-        .encode(x=x, y=y, color=family_colour(), detail="title:N", order="budget:Q", opacity=dim)
-    )
-    spread = (
-        of("points")
-        .mark_rule(strokeWidth=1.5, clip=True)
-        .encode(
-            x=x,
-            y=alt.Y("low:Q", **style),
-            y2="high:Q",
-            color=family_colour(),
-            opacity=alt.when(hover).then(alt.value(0.4)).otherwise(alt.value(0.08)),
-        )
-    )
-    shape = alt.Shape(
-        "family:N", legend=None, scale=alt.Scale(domain=list(looks.SHAPES), range=list(looks.SHAPES.values()))
-    )
+    stair: Spec = {"interpolate": "step-before", "strokeJoin": "round", "strokeCap": "round"}
+    steps = of("front").mark_line(strokeWidth=9, opacity=0.16, color=LIGHT["ink"], **stair)
+    steps = steps.encode(x=x, y=y, order="order:Q")
+    lines = of("points").mark_line(strokeWidth=2)
+    lines = lines.encode(x=x, y=y, color=family_colour(), detail="title:N", order="budget:Q", opacity=dim)
+    faint = alt.when(hover).then(alt.value(0.4)).otherwise(alt.value(0.08))
+    spread = of("points").mark_rule(strokeWidth=1.5, clip=True)
+    spread = spread.encode(x=x, y=alt.Y("low:Q", **style), y2="high:Q", color=family_colour(), opacity=faint)
+    marked = alt.Scale(domain=list(looks.SHAPES), range=list(looks.SHAPES.values()))
+    shape = alt.Shape("family:N", legend=None, scale=marked)
     tooltip = [
         alt.Tooltip("title:N", title="Variant"),
         alt.Tooltip("budget:Q", title="Budget, tokens", format=","),
@@ -123,22 +97,14 @@ def tradeoff(unit: str) -> Spec:
         .encode(x=x, y=y, color=family_colour(), shape=shape, opacity=dim, tooltip=tooltip)
         .add_params(hover)
     )
-    names = (
-        of("labels")
-        .mark_text(
-            fontWeight=600,
-            baseline="middle",
-            align=alt.expr("datum.align"),
-            dx=alt.expr("datum.dx"),
-            dy=alt.expr("datum.dy"),
-        )
-        .encode(x=x, y=y, text="text:N", color=family_colour(), opacity=dim)
-    )
+    beside: Spec = {name: alt.expr(f"datum.{name}") for name in ("align", "dx", "dy")}
+    names = of("labels").mark_text(fontWeight=600, baseline="middle", **beside)
+    names = names.encode(x=x, y=y, text="text:N", color=family_colour(), opacity=dim)
     ring = of("chosen").mark_point(size=420, strokeWidth=2, color=LIGHT["ink"]).encode(x=x, y=y)
     return finished(alt.layer(band, words, one, one_words, steps, spread, lines, ring, marks, names), 430)
 
 
-def _short(title: str) -> str:
+def short_title(title: str) -> str:
     """Return a title as a label beside a mark, where the full one finds no room."""
     return title.removeprefix("Full attention, ").removesuffix(" (KIVI)")
 
@@ -151,18 +117,12 @@ def tradeoff_view(rows: pd.DataFrame, chosen: Choice) -> Spec:
     margin = float(rows.margin.iloc[0])
     points = [
         {
-            "title": r.title,
-            "family": r.family,
-            "budget": int(r.budget_tokens),
-            "x": round(r.speed, 3),
-            "y": round(r.loss, 4),
-            "low": round(r.loss_low, 3),
-            "high": round(r.loss_high, 3),
-            "verdict": r.verdict or "says nothing",
-            "n": int(r.n),
+            "title": r.title, "family": r.family, "budget": int(r.budget_tokens), "x": round(r.speed, 3),
+            "y": round(r.loss, 4), "low": round(r.loss_low, 3), "high": round(r.loss_high, 3),
+            "verdict": r.verdict or "says nothing", "n": int(r.n),
         }
         for r in rows.sort_values("budget_tokens").pipe(each)
-    ]
+    ]  # fmt: skip
     best = [{"x": 1.0, "y": 0.0}] + [{"x": round(r.speed, 3), "y": round(r.loss, 4)} for r in front(rows).pipe(each)]
     paths = {p["title"]: [(q["x"], q["y"]) for q in points if q["title"] == p["title"]] for p in points}
     picked = {(chosen.first.title, int(chosen.first.budget_tokens))} if len(chosen.rows) else set()
@@ -180,7 +140,7 @@ def tradeoff_view(rows: pd.DataFrame, chosen: Choice) -> Spec:
     for size in looks.SIZES:
         canvas = looks.Canvas(size, x, domain, [*paths.values(), [(1, 0)]])
         found = [("Full", "reference", canvas.place("Full", [(1, 0)]))]
-        found += [(title, families[title], canvas.place(_short(title), paths[title][::-1])) for title in order]
+        found += [(title, families[title], canvas.place(short_title(title), paths[title][::-1])) for title in order]
         placed[size] = [{"title": title, "family": family, **place} for title, family, place in found if place]
     words = f"within {wording.number(margin, 'points') if unit == 'points' else margin} {unit}".replace(".0 ", " ")
     return {
@@ -242,7 +202,7 @@ def choose(rows: pd.DataFrame) -> Choice:
     """
     telling = rows[(rows.verdict != "") & (rows.family != "reference") & (rows.speed > 1)]
     tasks = telling.groupby(["suite", "task"]).ngroups
-    parts = [part for _, part in groups(telling, ["variant", "budget_tokens"]) if len(part) == tasks]
+    parts = [part for _, part in groups(telling, VARIANT) if len(part) == tasks]
     proven = [part for part in parts if (part.verdict == "within").all()]
     if proven:
         return Choice("proven", max(proven, key=_speed))

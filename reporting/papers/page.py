@@ -123,13 +123,8 @@ def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirro
         rows = [
             ([_key(paper, key, row[key]) for key in keys], found) for row, found in zip(table.rows, cells, strict=True)
         ]
-    marks = dict.fromkeys(
-        mark
-        for row in table.rows
-        for column in columns
-        if table.text(row, column)
-        for mark in table.mark(row, column).split("; ")
-    )
+    marked = (table.mark(row, column) for row in table.rows for column in columns if table.text(row, column))
+    marks = dict.fromkeys(mark for marks in marked for mark in marks.split("; "))
     return Mirror(
         name,
         _title(paper_name, name, table.section),
@@ -169,9 +164,7 @@ def _stands(found: Sequence[Found]) -> str:
     words = (("model", wording.model_title), ("context", wording.tokens), ("budget_words", str))
     parts = []
     for column, say in words:
-        values = dict.fromkeys(
-            say(f.row[column]) for f in found if column in f.row and not wording.missing(f.row[column])
-        )
+        values = dict.fromkeys(say(f.row[column]) for f in found if not wording.missing(f.row.get(column)))
         if 0 < len(values) <= 4:
             parts.append(f"{column.removesuffix('_words')} {', '.join(values)}")
     return "; ".join(parts)
@@ -212,19 +205,12 @@ def key_figure(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> F
     }
     if len(rows) < _FEWEST or wanted["row"] not in rows:
         return None
+    names = (zip(table.keys, keys.split(" · "), strict=True) for keys in rows)
     frame = pd.DataFrame(
-        {
-            "name": [
-                " · ".join(f"{head} {key}" for head, key in zip(table.keys, name.split(" · "), strict=True))
-                for name in rows
-            ],
-            "print": [c.number for c in rows.values()],
-            "ours": [c.found.value for c in rows.values() if c.found],
-            "low": [c.found.low for c in rows.values() if c.found],
-            "high": [c.found.high for c in rows.values() if c.found],
-            "family": wording.family(site.papers[name].method),
-        }
-    )
+        [(c.number, c.found.value, c.found.low, c.found.high) for c in rows.values() if c.found],
+        columns=["print", "ours", "low", "high"],
+    ).assign(family=wording.family(site.papers[name].method))
+    frame.insert(0, "name", [" · ".join(f"{head} {key}" for head, key in parts) for parts in names])
     about = rows[wanted["row"]]
     title = wanted["says"].format(ours=about.ours, paper=about.printed)
     axis = f"{table.title}: {wanted['column']}"
@@ -243,18 +229,14 @@ def curves(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figur
     shown = dict(zip(wanted["rows"], charts.DASHES, strict=False))
     frame = pd.DataFrame(
         {
-            "name": " · ".join(keys),
-            "x": int(head[0]),
-            "y": cell.found.value,
-            "low": cell.found.low,
-            "high": cell.found.high,
-            "family": wording.family(site.papers[name].method),
+            "name": " · ".join(keys), "x": int(head[0]), "y": cell.found.value, "low": cell.found.low,
+            "high": cell.found.high, "family": wording.family(site.papers[name].method),
             "dash": shown[cell.found.variant],
         }
         for keys, cells in table.rows
         for head, cell in zip(table.columns, cells, strict=True)
         if cell.found and cell.found.variant in shown
-    )
+    )  # fmt: skip
     last = frame[frame.x == frame.x.max()].sort_values("y").name
     title = f"{table.title}: {last.iloc[0]} ends lowest, {last.iloc[-1]} highest"
     spec = charts.along_lines(frame, len(table.columns), wanted["x"], wanted["y"], low=0.0)
@@ -295,12 +277,9 @@ def pairs(site: Site, paper: Declaration) -> dict[str, list[dict[str, str]]]:
                     f"{wording.tokens(r.context)} tokens, budget {wording.budget(r.budget)}{beside}; n = {int(r.n)}; "
                     f"{r.unit}"
                 )
-                line = {
-                    "a": run.title(r.a),
-                    "b": run.title(r.b),
+                out.setdefault(place, []).append({
+                    "a": run.title(r.a), "b": run.title(r.b), "verdict": r.verdict,
                     "difference": wording.number(r.difference, r.unit, signed=True),
                     "interval": wording.interval(r.low, r.high, r.unit),
-                    "verdict": r.verdict,
-                }
-                out.setdefault(place, []).append(line)
+                })  # fmt: skip
     return out
