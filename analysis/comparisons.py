@@ -1,7 +1,8 @@
-"""Make comparisons.csv and pareto.csv: variants in pairs, and loss beside measured speed.
+"""Make comparisons.csv, pareto.csv, ranks.csv and orders.csv: variants in pairs, loss beside speed, ranks.
 
 A row of comparisons.csv has interval, corrected p-value and verdict; one of pareto.csv, how surely its variant is on
-the front of loss and speed.
+the front of loss and speed; one of ranks.csv, the ranks that a variant may have; one of orders.csv, whether two methods
+stand here as others print them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from longdecode.analysis import cells as grouped
 from longdecode.analysis.cells import ALL_TASKS, Cell, Cells, TaskStatus
@@ -32,7 +36,16 @@ PARETO_COLUMNS = (
     "model", "suite", "task", "context", "batch", "variant", "budget", "budget_tokens", "n", "loss", "unit",
     "times_full", "front_share",
 )  # fmt: skip
+RANK_COLUMNS = (
+    "model", "suite", "context", "variant", "budget", "tasks", "bytes_share", "rank_low", "rank_high", "worst_task",
+    "worst_low", "worst_high",
+)  # fmt: skip
+ORDER_COLUMNS = (
+    "source", "a", "b", "a_printed", "b_printed", "suite", "context", "budget", "n", "a_loss", "b_loss", "share",
+    "outcome",
+)  # fmt: skip
 DRAWS = 2000
+_BYTES = ("kv_bytes_per_step", "metadata_bytes_per_step")
 SEVERAL = " + "
 """Stands between the names of models that are trainings of one fork, where their mean is meant."""
 
@@ -244,14 +257,15 @@ def pareto_table(cells: Cells, timed: Iterable[SpeedRecord], spread: Spread) -> 
         for batch, ratios in speeds.get(_setup(first), ()):
             sign = -1.0 if first.higher_is_better else 1.0
             scale, unit = (100 * sign, "points") if first.unit == "fraction" else (sign, first.unit)
-            n, loss, losses = _drawn_losses(members, cells, spread)
+            gaps, losses = drawn_differences(members, cells, spread)
             rng = generator(spread.seed, "front speed", *cell, batch)
             drawn = np.median(ratios[rng.integers(len(ratios), size=(DRAWS, len(ratios)))], axis=1)
             row = cell._asdict() | {
-                "task": cell.task if len(members) == 1 else ALL_TASKS, "batch": batch, "n": n, "loss": scale * loss,
-                "unit": unit, "budget_tokens": first.budget_tokens, "times_full": np.median(ratios),
+                "task": cell.task if len(members) == 1 else ALL_TASKS, "batch": batch, "unit": unit,
+                "n": sum(map(len, gaps)), "loss": scale * stats.mean_of_groups(*gaps),
+                "budget_tokens": first.budget_tokens, "times_full": np.median(ratios),
             }  # fmt: skip
-            places[cell.model, cell.suite, cell.context, batch].append((row, scale * losses, drawn))
+            places[cell.model, cell.suite, cell.context, batch].append((row, scale * losses.mean(axis=0), drawn))
     rows = []
     for rivals in places.values():
         found, losses, times = zip(*rivals, strict=True)
@@ -265,12 +279,97 @@ def _setup(r: BaseRecord) -> tuple[object, ...]:
     return r.model, r.variant, str(r.params), r.context, r.budget_tokens
 
 
-def _drawn_losses(members: Sequence[CellPair], cells: Cells, spread: Spread) -> tuple[int, float, Floats]:
-    """Return units, mean difference to Full, and its bootstrap draws."""
+def drawn_differences(members: Sequence[CellPair], cells: Cells, spread: Spread) -> tuple[list[Floats], Floats]:
+    """Return the paired differences of each task, and bootstrap draws of their means, ``[tasks, draws]``.
+
+    A draw depends on task and number of prompts alone, so that rivals share their prompts.
+    """
     gaps = [np.subtract(*grouped.paired_units(cells[a], cells[b])) for a, b in members]
-    draws = []
+    drawn = []
     for (a, _), gap in zip(members, gaps, strict=True):
-        # The draw depends on task and number of prompts alone, so that rivals share their prompts.
-        index = generator(spread.seed, "front", a.task, a.context, len(gap)).integers(len(gap), size=(DRAWS, len(gap)))
-        draws.append(gap[index].mean(axis=1))
-    return sum(map(len, gaps)), float(np.mean([gap.mean() for gap in gaps])), np.mean(draws, axis=0)
+        rng = generator(spread.seed, "front", a.task, a.context, len(gap))
+        drawn.append(gap[rng.integers(len(gap), size=(DRAWS, len(gap)))].mean(axis=1))
+    return gaps, np.array(drawn)
+
+
+def ranks_table(cells: Cells, spread: Spread) -> pd.DataFrame:
+    """Return a row for each variant and budget of a suite of several tasks: its ranks by mean and by worst task.
+
+    All variants and budgets of one model and context are rivals. A draw resamples prompts, the same for all. Ranks are
+    ranges: two rows have ranks apart only where their difference is proven, corrected over all pairs. ``bytes_share``
+    is what a step reads of the cache, the selector's bytes included, over what Full reads.
+
+    Args:
+        cells: scored samples.
+        spread: confidence, and the seed of the draws.
+    """
+    rows = []
+    for (model, suite, context), rivals in _places(cells, spread).items():
+        losses = [_losses(members, cells, spread) for members in rivals]
+        drawn = np.array([each for _, each in losses])  # [variants, tasks, draws]
+        by = (drawn.mean(axis=1), drawn.max(axis=1))
+        ranks = (np.transpose(stats.rank_ranges(each, 1 - spread.confidence)) for each in by)
+        for members, (lost, _), by_mean, by_worst in zip(rivals, losses, *ranks, strict=True):
+            cell, worst = members[0][0], members[int(np.argmax(lost))][0].task
+            ours, full = (_bytes_read(side, cells) for side in zip(*members, strict=True))
+            key = (model, suite, context, cell.variant, cell.budget, len(members))
+            rows.append((*key, ours / full if full else np.nan, *by_mean, worst, *by_worst))
+    return pd.DataFrame(rows, columns=list(RANK_COLUMNS))
+
+
+def _places(cells: Cells, spread: Spread) -> Mapping[tuple[Any, ...], list[list[CellPair]]]:
+    """Return by model, suite and context the pairs with Full of each variant that ran all telling tasks."""
+    places = defaultdict[tuple[Any, ...], list[list[CellPair]]](list)
+    for _, members in means(against_full(cells), cells, grouped.task_statuses(cells, spread), {}):
+        places[members[0][0].model, members[0][0].suite, members[0][0].context].append(members)
+    return {place: rivals for place, rivals in places.items() if len({len(members) for members in rivals}) == 1}
+
+
+def _losses(members: list[CellPair], cells: Cells, spread: Spread) -> tuple[Floats, Floats]:
+    """Return the losses to Full, ``[tasks]``, and their draws, ``[tasks, draws]``."""
+    first = next(iter(cells[members[0][0]].values()))
+    scale = (-1.0 if first.higher_is_better else 1.0) * (100.0 if first.unit == "fraction" else 1.0)
+    gaps, drawn = drawn_differences(members, cells, spread)
+    return scale * np.array([gap.mean() for gap in gaps]), scale * drawn
+
+
+def _bytes_read(side: tuple[Any, ...], cells: Cells) -> float:
+    """Return the mean bytes of the cache that a step of these cells reads, the selector's included."""
+    return float(np.mean([sum(r.measures.get(b, 0.0) for b in _BYTES) for c in side for r in cells[c].values()]))
+
+
+def orders_table(path: Path, cells: Cells, profile: str, spread: Spread) -> pd.DataFrame:
+    """Return a row for each pair of methods that a source prints an order of, where this run scored both.
+
+    ``share`` of the draws has the first lose less here. The order is the ``same`` where 97.5 % have, ``reversed`` where
+    at most 2.5 % have, else one ``cannot tell``.
+
+    Args:
+        path: the declared orders, best first, and the run, context and budget that stand beside them.
+        cells: scored samples.
+        profile: the run's name.
+        spread: the seed of the draws.
+    """
+    declared = yaml.safe_load(path.read_text(encoding="utf-8"))
+    here = _places(cells, spread) if declared["run"] == profile else {}
+    return pd.DataFrame(_orders(declared, here, cells, spread), columns=list(ORDER_COLUMNS))
+
+
+def _orders(
+    declared: Mapping[str, Any], here: Mapping[tuple[Any, ...], list[list[CellPair]]], cells: Cells, spread: Spread
+) -> Iterator[tuple[Any, ...]]:
+    for name, source in declared["sources"].items():
+        place = source["suite"], declared["context"], declared["budget"]
+        scored = {
+            members[0][0].variant: members
+            for (_, suite, context), rivals in here.items()
+            for members in rivals
+            if (suite, context, members[0][0].budget) == place
+        }
+        for a, b in combinations([method for method in source["printed"] if method in scored], 2):
+            (ours, drawn), (theirs, others) = (_losses(scored[method], cells, spread) for method in (a, b))
+            share = float((drawn.mean(axis=0) < others.mean(axis=0)).mean())
+            outcome = "same" if share >= 0.975 else "reversed" if share <= 0.025 else "cannot tell"
+            n = sum(len(cells[cell]) for cell, _ in scored[a])
+            printed = (source["printed"][a], source["printed"][b])
+            yield name, a, b, *printed, *place, n, ours.mean(), theirs.mean(), share, outcome

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from longdecode.analysis.cells import all_cells, require_alike, scored_cells, speed_table, summary_table
-from longdecode.analysis.comparisons import comparisons_table, pareto_table
+from longdecode.analysis.comparisons import comparisons_table, orders_table, pareto_table, ranks_table
 from longdecode.analysis.declaration import (
     AmbiguousQueryError,
     Claim,
@@ -93,6 +93,8 @@ def write_tables(folder: Path) -> list[Path]:
         compared.assign(verdict=None) if run.pilot else compared,
         measures_table(folder, scored, timed, requests, pools, spread),
         pareto_table(scored, timed, spread),
+        ranks_table({} if run.pilot else scored, spread),
+        orders_table(PAPERS.parent / "orders.yaml", {} if run.pilot else scored, run.profile, spread),
     )
     for path, table in zip(paths, tables, strict=False):
         write_table(path, table)

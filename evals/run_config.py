@@ -230,7 +230,10 @@ class RecordFile(NamedTuple):
         return folder / self.model / self.variant / f"{self.suite}{part}.parquet"
 
 
-RESULT_TABLES = ("summary.csv", "speed.csv", "comparisons.csv", "measures.csv", "pareto.csv", "claims.csv")
+RESULT_TABLES = (
+    "summary.csv", "speed.csv", "comparisons.csv", "measures.csv", "pareto.csv", "ranks.csv", "orders.csv",
+    "claims.csv",
+)  # fmt: skip
 """Tables that the analysis makes of a run's files; one that a run has no data for has no rows."""
 
 

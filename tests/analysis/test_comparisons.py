@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pandas as pd
 import pytest
 from scipy.stats import t as student
 
+from longdecode.analysis import comparisons
 from longdecode.analysis.cells import CellError, all_cells, require_alike, scored_cells
 from longdecode.analysis.comparisons import COLUMNS, comparisons_table, over_trainings, pareto_table
 from longdecode.analysis.declaration import PairRequest
@@ -296,6 +299,28 @@ def test_another_budget_context_or_parameter_is_no_time_of_the_variant(cells: An
               step("quest", 2.0, params={"page": 32}), step("quest", 2.0, stage="prefill")]  # fmt: skip
     assert pareto_table(cells, others, Spread(0.95, 100, 0)).empty
     assert np.allclose(pareto_table(cells, [step("quest", 2.0)], Spread(0.95, 100, 0))["times_full"], 2.0)
+
+
+def test_ranks_and_printed_orders(cell: Callable[..., list[Record]], tmp_path: Path) -> None:
+    """Quest and TOVA lose one prompt each, of different tasks; H2O loses half of one task and more of the other."""
+    lost = {"full": (0, 0), "quest": (0, 1), "tova": (1, 0), "h2o": (30, 40)}
+    tasks = ("mini_recall_multikey", "mini_recall_single")
+    cells = scored_cells(all_cells([
+        r for variant, by_task in lost.items() for task, n in zip(tasks, by_task, strict=True)
+        for r in cell([0.0] * n + [1.0] * (60 - n), variant, task=task, suite="mini_recall")
+    ]))  # fmt: skip
+    ranks = comparisons.ranks_table(cells, SPREAD).set_index("variant")
+    assert ranks[["rank_low", "rank_high", "worst_low", "worst_high"]].T.to_dict("list") == {
+        "quest": [1, 2, 1, 2], "tova": [1, 2, 1, 2], "h2o": [3, 3, 3, 3]
+    }  # fmt: skip
+    assert ranks.worst_task.to_dict() == {"quest": tasks[1], "tova": tasks[0], "h2o": tasks[1]}
+    printed = {"suite": "mini_recall", "printed": {"h2o": "9", "quest": "8", "tova": "7"}}
+    place, path = {"context": next(iter(cells)).context, "budget": "256"}, tmp_path / "orders.yaml"
+    path.write_text(json.dumps({"run": "p", **place, "sources": {"x": printed}}))
+    orders = comparisons.orders_table(path, cells, "p", SPREAD)
+    assert orders.outcome.tolist() == ["reversed", "reversed", "cannot tell"] and orders.n.tolist() == [120] * 3
+    assert orders.a_loss.iloc[0] == pytest.approx(100 * 70 / 120)
+    assert comparisons.orders_table(path, cells, "q", SPREAD).empty, "another run answers"
 
 
 def test_memory_traffic_bounds_a_speed(step: Any) -> None:

@@ -194,6 +194,13 @@ def test_the_front_is_what_nothing_beats_in_both() -> None:
     assert stats.front_shares(alike, alike).tolist() == [1.0, 1.0], "no point beats its equal"
 
 
+def test_ranks_are_apart_where_a_difference_is_proven() -> None:
+    noise = np.random.default_rng(0).normal(size=(3, 4000))
+    best, worst = stats.rank_ranges(np.array([[0.0], [2.5], [9.0]]) + noise, 0.05)  # 1.8 standard errors, then 4.6
+    assert (best.tolist(), worst.tolist()) == ([1, 1, 3], [2, 2, 3])
+    assert np.array(stats.rank_ranges(np.ones((2, 9)), 0.05)).tolist() == [[1, 1], [2, 2]]
+
+
 def test_generator_depends_on_the_cell_alone() -> None:
     first = stats.generator(0, "quest", 0.1).random(4)
     assert np.array_equal(first, stats.generator(0, "quest", 0.1).random(4))
