@@ -148,6 +148,11 @@ def cost_of(run: RunConfig) -> Cost:
     return cost
 
 
+def scoring_seconds(run: RunConfig) -> float:
+    """Return the seconds of one GPU that scoring a run's samples takes, jobs' starts and times left out."""
+    return sum(_samples_cost(run, file)[0] for file in Plan(run, Path()).record_files)
+
+
 def _samples_cost(run: RunConfig, file: RecordFile) -> tuple[float, float]:
     """Return the seconds that scoring the samples of a file takes, and their bytes."""
     spec, size = run.suites[file.suite], size_of(run.models[file.model].path)
