@@ -132,6 +132,7 @@ def _facts(site: Site, run: Run) -> dict[str, Any]:
         "prompts": f"{int(run.summary.n[run.summary.n > 0].min())} to {int(run.summary.n.max())}"
         if len(run.summary)
         else "",
+        "time": next(run.gpu_time.pipe(each), None) if len(run.gpu_time) else None,
         "gate": f"{sum(verdicts)} of {len(verdicts)}" if verdicts else "",
         "checks": f"{sum(checks)} of {len(checks)}" if checks else "",
         "versions": ", ".join(
@@ -145,25 +146,17 @@ def _facts(site: Site, run: Run) -> dict[str, Any]:
     }
 
 
-def _holes(run: Run) -> list[dict[str, Any]]:
-    """Return results that are missing, by reason: what could not run, and why."""
+def _holes(run: Run) -> list[tuple[str, str, str, str, int]]:
+    """Return run, variant, what is missing, why, and how often."""
     found = []
     for table, what in ((run.summary, "scores"), (run.speed, "times")):
         rows = table[table.status != "ok"] if len(table) else table
         for (variant, status), part in groups(rows, ["variant", "status"]) if len(rows) else ():
-            found.append(
-                {
-                    "run": run.name,
-                    "title": run.title(variant),
-                    "what": what,
-                    "status": wording.TITLES["statuses"].get(status, status.replace("_", " ")),
-                    "n": len(part),
-                }
-            )
+            words = wording.TITLES["statuses"].get(status, status.replace("_", " "))
+            found.append((run.name, run.title(variant), what, words, len(part)))
     marked = run.summary.dropna(subset="untuned") if "untuned" in run.summary else run.summary[:0]
     for (variant, said), part in groups(marked, ["variant", "untuned"]) if len(marked) else ():
-        title, n = run.title(variant), len(part)
-        found.append({"run": run.name, "title": title, "what": "tuning", "status": f"not as tuned: {said}", "n": n})
+        found.append((run.name, run.title(variant), "tuning", f"not as tuned: {said}", len(part)))
     return found
 
 
@@ -175,19 +168,12 @@ def _older(run: Run) -> dict[str, Any]:
         (rows.budget == REFERENCE)
         | (rows.budget == rows.groupby(["model", "suite", "variant"]).budget.transform(middle))
     ]
-    rows = rows.assign(
-        title=[
-            f"{wording.task_title(r.suite, r.task)}, {wording.tokens(r.context)}, n = {int(r.n)}"
-            for r in rows.pipe(each)
-        ]
+    words = (
+        wording.task_title(r.suite, r.task) + f", {wording.tokens(r.context)}, n = {r.n:.0f}" for r in rows.pipe(each)
     )
-    return {
-        "run": run,
-        "grids": [
-            grid(run, part, "title", {}) | {"model": wording.model_title(model)}
-            for model, part in groups(rows, "model", sort=False)
-        ],
-    }
+    parts = groups(rows.assign(title=list(words)), "model", sort=False)
+    grids = [grid(run, part, "title", {}) | {"model": wording.model_title(model)} for model, part in parts]
+    return {"run": run, "grids": grids}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pandas as pd
 
 from longdecode.reporting import charts, tradeoff, wording
 from longdecode.reporting.overview import default_place, row_anchor
-from longdecode.reporting.runs import REFERENCE, Run, each, in_order
+from longdecode.reporting.runs import REFERENCE, Run, each, groups, in_order, top
 from longdecode.reporting.site import Figure, Page, Site
+from longdecode.reporting.tasks import question
 
 _LINES = 7
 _SHORT = 16_384
 """Contexts under this many tokens stand on the tasks' pages alone, where a run has longer ones."""
+_FAMILIES = 4
+"""Fewest families that are compared."""
+_SHARES = (0.15, 0.25, 0.5)
+"""Shares of the bytes that Full reads, by which rows are filtered."""
+_QUESTIONS = {"prompt": "in the prompt", "decoded": "decoded"}
 _SMALL = (1 / 32, 1 / 8, 1 / 4)
 """Shares of the context at which the heat map changes its shade."""
 
@@ -25,10 +31,8 @@ def write_compare(site: Site) -> None:
     both: dict[Any, int] = site.joined.groupby(["run", "model"]).size().to_dict() if len(site.joined) else {}
     first = default_place(site.joined)[:2] if both else ()
     # The Overview's model first, then those with the most rows of both quality and times.
-    sections = sorted(
-        (section for run in site.settled for section in _sections(run)),
-        key=lambda s: ((s["run"], s["model"]) != first, -both.get((s["run"], s["model"]), 0)),
-    )
+    sections = _able(section for run in site.settled for section in _sections(run))
+    sections.sort(key=lambda s: ((s["run"], s["model"]) != first, -both.get((s["run"], s["model"]), 0)))
     heats = [figure for run in site.settled if (figure := _heat(site, page, run))]
     times = [figure for run in site.settled for figure in _times(site, page, run)]
     memory = [row for run in site.settled for row in _memory(run)]
@@ -37,6 +41,8 @@ def write_compare(site: Site) -> None:
         page,
         "compare.html",
         sections=sections,
+        by_family=_able(found for run in site.settled for found in _families(run)),
+        orders=[source for run in site.settled for source in _orders(run)],
         heats=heats,
         times=times,
         memory=memory,
@@ -45,12 +51,20 @@ def write_compare(site: Site) -> None:
     )
 
 
+def _able(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what is not of a small model; all where there is nothing else."""
+    whole = list(found)
+    return [each for each in whole if each["model"] not in wording.TITLES["small"]] or whole
+
+
 def _controls(sections: list[dict[str, Any]]) -> dict[str, list[tuple[str, str]]]:
     rows = [row for section in sections for row in section["rows"]]
     return {
         "model": [(section["key"], f"{section['title']} · {section['run']}") for section in sections],
         "context": [(str(c), wording.tokens(c)) for c in sorted({row["context"] for row in rows})],
         "batch": [(str(b), str(b)) for b in sorted({b for section in sections for b in section["batches"]})],
+        "bytes": [(str(share), f"at most {share:.0%}") for share in _SHARES if any(row["bytes"] for row in rows)],
+        "question": [(q, words) for q, words in _QUESTIONS.items() if any(q in s["questions"] for s in sections)],
     }
 
 
@@ -74,6 +88,8 @@ def _sections(run: Run) -> Iterator[dict[str, Any]]:
                 "model": model,
                 "title": wording.model_title(model),
                 "columns": columns,
+                "questions": [question(suite) for suite, _ in columns],
+                "ranked": [pair in set(zip(run.ranked.suite, run.ranked.task, strict=True)) for pair in columns],
                 "units": [tradeoff.loss_unit(str(_pair(losses, pair).unit.iloc[0])) for pair in columns],
                 "batches": batches,
                 "rows": rows,
@@ -102,6 +118,7 @@ def _rows(
     timed = {(r.context, r.variant, _size(r), r.batch): r for r in steps.pipe(each)}
     ok = scored[scored.status == "ok"] if len(scored) else scored
     sizes = {(r.context, r.variant, r.budget): r for r in ok.pipe(each)}
+    ranks = {(r.context, r.variant, r.budget, r.suite, r.task): r for r in _of(run.ranked, model).pipe(each)}
     for r in steps.pipe(each):
         if not any(key[:2] == (r.context, r.variant) and _size(row) == _size(r) for key, row in sizes.items()):
             sizes[r.context, r.variant, r.budget] = r
@@ -110,12 +127,14 @@ def _rows(
     ):
         speeds = [timed.get((context, variant, _size(row), batch)) for batch in batches]
         lost = [cells.get((context, variant, budget, *pair)) for pair in columns]
+        ranked = [ranks.get((context, variant, budget, *pair)) for pair in columns]
         if variant == REFERENCE or any(speeds) or any(lost):
             yield {
                 "id": row_anchor(run.name, model, context, variant, budget), "title": run.title(variant),
                 "family": run.family(variant), "method": run.methods[variant], "context": int(context),
                 "budget": run.budget(variant, budget, row.budget_tokens), "size": _size(row),
-                "reads": getattr(row, "kv_tokens_read", None), "speeds": speeds, "lost": lost,
+                "reads": getattr(row, "kv_tokens_read", None), "speeds": speeds, "lost": lost, "ranks": ranked,
+                "bytes": max((r.bytes_share for r in ranked if r), default=None),
             }  # fmt: skip
 
 
@@ -124,31 +143,46 @@ def _size(row: Any) -> int:
     return 10**9 if wording.missing(row.budget_tokens) else int(row.budget_tokens)
 
 
+def _families(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield by model and longest context a row a family: by suite its variants with the smallest losses."""
+    rows = run.ranked.assign(family=run.ranked.variant.map(run.family))
+    rows = rows[(rows.context == rows.groupby("suite").context.transform("max")) & (rows.family != "reference")]
+    for (model, context), part in groups(rows, ["model", "context"]):
+        suites = in_order(part.suite)
+        if part.family.nunique() >= _FAMILIES:
+            yield {
+                "title": f"{wording.model_title(model)}, {wording.tokens(context)} tokens; run {run.name}",
+                "model": model, "run": run, "suites": suites, "rows": [
+                    (family, [{how: top(mine, -mine[how]) for how in ("loss", "worst")} if len(mine) else None
+                              for suite in suites for mine in [of[of.suite == suite]]])
+                    for family, of in groups(part, "family")
+                ],
+            }  # fmt: skip
+
+
+def _orders(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield a source of printed orders with its methods, best first, print and our loss, and what came of its pairs."""
+    declared = wording.read_yaml("orders.yaml")["sources"]
+    for name, pairs in groups(run.orders, "source", sort=False) if len(run.orders) else ():
+        sides = [
+            pairs[[f"{side}", f"{side}_printed", f"{side}_loss"]].set_axis(["v", "p", "l"], axis=1) for side in "ab"
+        ]
+        methods = pd.concat(sides).drop_duplicates("v")
+        yield declared[name] | {
+            "name": name, "question": _QUESTIONS[question(pairs.suite.iloc[0])],
+            "methods": [(run.title(r.v), r.p, wording.number(r.l, "points")) for r in methods.pipe(each)],
+            "pairs": len(pairs), "same": int((pairs.outcome == "same").sum()),
+            "reversed": [(run.title(r.a), run.title(r.b)) for r in pairs[pairs.outcome == "reversed"].pipe(each)],
+        }  # fmt: skip
+
+
 def _heat(site: Site, page: Page, run: Run) -> Figure | None:
     """Return the heat map of the smallest budgets within the margin."""
     cells = site.held[run.name]
     cells = cells[cells.context.isin(sorted(cells.context.unique())[-2:])] if len(cells) else cells
     if cells.empty or (cells.state == "open").all():
         return None
-    shown = pd.DataFrame(
-        {
-            "name": cells.variant.map(run.title),
-            "column": [
-                f"{wording.task_title(r.suite, r.task)} @ {wording.tokens(r.context)}"
-                + (f", {wording.model_title(r.model)}" if cells.model.nunique() > 1 else "")
-                for r in cells.pipe(each)
-            ],
-            "words": [
-                f"{int(r.budget_tokens):,}" if r.state == "holds" else {"open": "?", "fails": "none"}[r.state]
-                for r in cells.pipe(each)
-            ],
-            "shade": [
-                f"heat{sum(r.budget_tokens / r.context > share for share in _SMALL)}" if r.state == "holds" else r.state
-                for r in cells.pipe(each)
-            ],
-            "n": cells.n,
-        }
-    )
+    shown = pd.DataFrame([_shade(run, r, cells.model.nunique() > 1) for r in cells.pipe(each)])
     holds = cells[cells.state == "holds"].groupby("variant").size().sort_values(ascending=False)
     total = shown.column.nunique()
     title = (
@@ -158,6 +192,18 @@ def _heat(site: Site, page: Page, run: Run) -> Figure | None:
     )
     note = f"{', '.join(wording.model_title(m) for m in in_order(cells.model))}, run {run.name}."
     return site.figure(page, f"budgets-{run.name}", title, charts.heat(shown), shown, note)
+
+
+def _shade(run: Run, r: Any, by_model: bool) -> dict[str, Any]:
+    """Return a cell of the heat map; its column names the model where there are several."""
+    holds, model = r.state == "holds", f", {wording.model_title(r.model)}" if by_model else ""
+    return {
+        "name": run.title(r.variant),
+        "column": f"{wording.task_title(r.suite, r.task)} @ {wording.tokens(r.context)}{model}",
+        "words": f"{int(r.budget_tokens):,}" if holds else {"open": "?", "fails": "none"}[r.state],
+        "shade": f"heat{sum(r.budget_tokens / r.context > share for share in _SMALL)}" if holds else r.state,
+        "n": r.n,
+    }
 
 
 def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
@@ -190,15 +236,8 @@ def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
         title = f"{where} {run.title(best.variant)} is fastest, {wording.times(best.ratio)} times Full"
         if best.variant == REFERENCE:
             title = f"{where} no method is faster than Full"
-        yield site.figure(
-            page,
-            f"times-{run.name}-{model}",
-            title,
-            charts.speed_lines(shown, int(batch)),
-            shown,
-            f"Run {run.name}, {', '.join(run.devices)}.",
-            width=520,
-        )
+        spec, note = charts.speed_lines(shown, int(batch)), f"Run {run.name}, {', '.join(run.devices)}."
+        yield site.figure(page, f"times-{run.name}-{model}", title, spec, shown, note, width=520)
 
 
 def _line(name: str, at: pd.DataFrame, column: str, family: str, dash: str = "solid") -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,8 +10,8 @@ import pandas as pd
 from longdecode.reporting import charts, tradeoff, wording
 from longdecode.reporting.runs import REFERENCE, Run, each, groups, top
 from longdecode.reporting.site import Page, Site
-from longdecode.reporting.tasks import text_speeds
-from longdecode.reporting.tradeoff import NEEDED, PLACE, Choice, choose, fastest
+from longdecode.reporting.tasks import question, text_speeds
+from longdecode.reporting.tradeoff import NEEDED, PLACE, VARIANT, Choice, choose, fastest
 
 _STATES = {
     "proven": "within the margin on every suite of the run",
@@ -26,7 +26,7 @@ _REACHES = ("reproduced", "partly", "not reproduced")
 def write_overview(site: Site) -> None:
     """Write index.html."""
     page, rows = Page("index"), site.joined
-    values: dict[str, Any] = {"hero": None, "cards": [], "needs": [], "controls": {}}
+    values: dict[str, Any] = {"hero": None, "cards": [], "needs": [], "answers": None, "controls": {}}
     if len(rows):
         values |= _tradeoff(site, page, rows)
     site.write(
@@ -74,6 +74,7 @@ def _tradeoff(site: Site, page: Page, rows: pd.DataFrame) -> dict[str, Any]:
         "cards": [card(site, place, found) for place, found in choices.items()],
         "first_card": "|".join(map(str, first)),
         "needs": list(needs(site, rows)),
+        "answers": answers(site, rows),
         "controls": controls(rows),
     }
 
@@ -168,50 +169,83 @@ def row_anchor(run: str, model: str, context: int, variant: str, budget: str) ->
     return wording.slug(run, model, context, variant, budget)
 
 
-def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
-    """Yield what to take for a narrower need, one line a model, at its largest batch."""
-    long, prose = (rows.suite.isin(wording.TITLES[name]) for name in ("long_answers", "prose"))
-    _, model, context, _ = default_place(rows)
-    farther = rows[(rows.model == model) & (rows.context > context)]
-    asked = [
-        ("Long answers", rows[long]),
-        ("Long text, no look-ups", rows[prose]),
-        ("No trained heads", rows[rows.family != "heads"]),
-        *((f"{wording.tokens(longer)} tokens", part) for longer, part in groups(farther, "context")),
+def answers(site: Site, rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what to take at the two longest contexts of the Overview's model, a column a context and batch.
+
+    Each answer is of one variant, at one place of one run: of that whose tasks have the most prompts where not said.
+    """
+    mine = rows[rows.model == default_place(rows)[1]]
+    mine = mine[mine.context.isin(sorted(mine.context.unique())[-2:])]
+    columns = {
+        f"{wording.tokens(context)}, batch {batch}": sorted(
+            (of for _, of in groups(part, "run")), key=lambda of: -of.n.min()
+        )
+        for (context, batch), part in groups(mine, ["context", "batch"])
+    }
+    in_prompt = mine.suite.map(question) != "decoded"
+    asked = {
+        "Fastest, no loss shown": mine.groupby([*PLACE, *VARIANT]).loss_low.transform("max") <= 0,
+        "Fastest within the margin": in_prompt | True,
+        (unquantised := "Fastest within, no quantised cache"): mine.family != "quantised",
+        "Question in the prompt": in_prompt,
+        "Question decoded": ~in_prompt,
+    }
+    found = {
+        need: [_taken([of[kept[of.index]] for of in parts]) for parts in columns.values()]
+        for need, kept in asked.items()
+        if kept.any()
+    }
+    found["Quantised caches"] = [_quantised(parts[0]) for parts in columns.values()]
+    found["Fastest of all"] = [_fastest(parts[0]) for parts in columns.values()]
+    runs = ", ".join(dict.fromkeys(parts[0].run.iloc[0] for parts in columns.values()))
+    return {
+        "heads": list(columns), "rows": found, "where": f"{wording.model_title(mine.model.iloc[0])}; runs {runs}",
+        "dense": not in_prompt.all() and all(words.startswith("none") for words in found.get(unquantised, [""])),
+    }  # fmt: skip
+
+
+def _taken(parts: Sequence[pd.DataFrame]) -> str:
+    """Return the fastest pick that a run proves at one place, with its run if it is not the first; else what may be."""
+    picks = [found for part in parts if len((found := choose(part)).rows)]
+    proven = max((found for found in picks if found.state == "proven"), key=lambda of: of.first.speed, default=None)
+    if not picks:
+        return "none"
+    row = (proven or picks[0]).first
+    size = f", {_size(row)} tokens" if _size(row) else ""
+    words = f"{tradeoff.short_title(row.title)}{size}: {wording.times(row.speed)}{wording.TIMES}"
+    if proven is None:
+        return f"none proven; {words} (cannot tell, {picks[0].prompts[1]} prompts)"
+    return words if row.run == parts[0].run.iloc[0] else f"{words} (run {row.run})"
+
+
+def _quantised(here: pd.DataFrame) -> str:
+    """Return the speed of each quantised cache and its largest loss."""
+    told = [
+        f"{tradeoff.short_title(of.title.iloc[0])}: {wording.times(of.speed.iloc[0])}{wording.TIMES}, "
+        f"loses up to {wording.number(of.loss.max(), tradeoff.loss_unit(of.unit.iloc[0]))}"
+        for _, of in groups(here[(here.family == "quantised") & (here.budget == REFERENCE)], "variant")
     ]
+    return "; ".join(told) or "not run"
+
+
+def _fastest(here: pd.DataFrame) -> str:
+    """Return the fastest variant of a place with the loss of the task on which it loses most."""
+    if (row := fastest(here)) is None:
+        return "Full"
+    return f"{row.title}: {wording.times(row.speed)}{wording.TIMES}, loses {wording.number(row.loss, 'points')} points"
+
+
+def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
+    """Yield what to take for long answers, one line a model and suite, and for long text."""
+    long, prose = (rows.suite.isin(wording.TITLES[name]) for name in ("long_answers", "prose"))
     yield from untimed_answers(site, rows[long])
     for text in (text for method in site.methods for text in text_speeds(site, method)):
         answer = f"{text['title']}: {text['ratio']}{wording.TIMES}, one text at a time, Full’s but for rounding"
         yield {"need": "Long answers", "place": f"{text['model']}, {text['tokens']} tokens written", "answer": answer}
-    said: set[tuple[str, str]] = set()
-    for need, part in asked:
+    for need, part in (("Long answers", rows[long]), ("Long text, no look-ups", rows[prose])):
         for _, mine in groups(part, ["run", "model"]):
-            at = mine[mine.batch == mine.batch.max()]
-            place, here = max(at.groupby(PLACE), key=lambda item: item[0][2])
-            found = choose(here)
-            answer = "Full: no faster variant is shown to be within the margin"
-            if len(found.rows):
-                row = found.first
-                verdict = "within the margin" if found.state == "proven" else f"cannot tell, {found.prompts[1]} prompts"
-                speed = f"{wording.times(row.speed)}{wording.TIMES}"
-                size = f", {_size(row)} tokens" if _size(row) else ""
-                answer = f"{row.title}{size}: {speed} ({verdict})"
-            if (key := (need, place_words(site, place))) not in said:  # another run at that place has fewer variants
-                yield {"need": need, "place": key[1], "answer": answer}
-            said.add(key)
-    yield from longer_contexts(site, rows)
-
-
-def longer_contexts(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
-    """Yield how fast variants are at contexts longer than any that was scored, one line each, at the largest batch."""
-    for name, model in dict.fromkeys(rows[["run", "model"]].pipe(each)):
-        run, scored = site.run(name), rows[rows.model == model].context.max()
-        steps = run.steps[(run.steps.model == model) & (run.steps.context > scored) & (run.steps.variant != REFERENCE)]
-        for context, timed in groups(steps, "context"):
-            at, place = timed[timed.batch == timed.batch.max()], (name, model, context, timed.batch.max())
-            told = ", ".join(f"{run.title(r.variant)} {wording.times(r.ratio)}{wording.TIMES}" for r in at.pipe(each))
-            answer = f"Not scored there, times alone: {told}"
-            yield {"need": f"{wording.tokens(context)} tokens", "place": place_words(site, place), "answer": answer}
+            place, here = max(mine[mine.batch == mine.batch.max()].groupby(PLACE), key=lambda item: item[0][2])
+            yield {"need": need, "place": place_words(site, place), "answer": _taken([here])}
 
 
 def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]:
@@ -221,7 +255,7 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
         timed: joined rows of long answers; their runs and models have a line of their own.
     """
     known = set(timed[["run", "model"]].pipe(each)) if len(timed) else set()
-    passed = wording.TITLES["small"] if len({*site.joined.model} - {*wording.TITLES["small"]}) else ()
+    passed = {*wording.TITLES["small"]} - {*site.joined.model}
     for run in site.runs:
         if run.losses.empty or run.older or run.pilot:
             continue
@@ -259,15 +293,10 @@ def findings(site: Site) -> Iterator[dict[str, str]]:
         if quick is not None:
             bounds = wording.interval(quick.loss_low, quick.loss_high, "points")
             loss = f"{wording.number(quick.loss, 'points')} points {bounds}"
-            word = {
-                "worse": "The fastest variant is not good enough",
-                "within": "The fastest variant keeps quality",
-            }.get(quick.verdict, "The fastest variant is undecided")
+            word = {"worse": "is not good enough", "within": "keeps quality"}.get(quick.verdict, "is undecided")
             on = f"on {wording.task_title(quick.suite, quick.task)}"
-            yield {
-                "head": f"{word}.",
-                "text": f"{quick.title} is {wording.times(quick.speed)} times as fast there; {on} it loses {loss}.",
-            }
+            text = f"{quick.title} is {wording.times(quick.speed)} times as fast there; {on} it loses {loss}."
+            yield {"head": f"The fastest variant {word}.", "text": text}
     claims = site.claims
     answered = claims[claims.answered & (claims.verdict != "not comparable")] if len(claims) else claims
     if len(answered):
@@ -349,23 +378,12 @@ def _gaps(site: Site, page: Page) -> Any:
     )
     if len(rows) < 2:
         return None
-    frame = pd.DataFrame(
-        {
-            "name": [f"{site.papers[r.paper].name}: {r.claim}" for r in rows.pipe(each)],
-            "print": rows["print"].to_numpy(),
-            "ours": rows.like_for_like.to_numpy(),
-            "low": rows.low.to_numpy(),
-            "high": rows.high.to_numpy(),
-            "family": [wording.family(site.papers[r.paper].method) for r in rows.pipe(each)],
-        }
-    )
+    frame = rows.reset_index(drop=True).rename(columns={"like_for_like": "ours"})
+    frame["name"] = [f"{site.papers[r.paper].name}: {r.claim}" for r in rows.pipe(each)]
+    frame["family"] = [wording.family(site.papers[r.paper].method) for r in rows.pipe(each)]
+    frame = frame[["name", "print", "ours", "low", "high", "family"]]
     reached = int((rows.verdict == "reproduced").sum())
     title = f"{reached} of {len(rows)} published speed-ups are reached here, like for like"
-    return site.figure(
-        page,
-        "published",
-        title,
-        charts.dumbbells(frame, "Times as fast (log scale)", log=True),
-        frame,
-        "Grey: the paper. Colour: measured here, with its 95 % interval.",
-    )
+    spec = charts.dumbbells(frame, "Times as fast (log scale)", log=True)
+    note = "Grey: the paper. Colour: measured here, with its 95 % interval."
+    return site.figure(page, "published", title, spec, frame, note)

@@ -19,7 +19,7 @@ from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.reporting import wording
 
 REFERENCE = "full"
-TABLES = ("summary", "speed", "comparisons", "measures", "claims", "pareto")
+TABLES = ("summary", "speed", "comparisons", "measures", "claims", "pareto", "ranks", "orders", "gpu_time")
 CELL = ["model", "suite", "task", "context", "variant", "budget"]
 
 
@@ -130,6 +130,16 @@ class Run:
         return pairs.rename(columns={"a": "variant"}).assign(
             loss=sign * pairs.difference, loss_low=ends.min(axis=1), loss_high=ends.max(axis=1), verdict=verdict
         )
+
+    @cached_property
+    def ranked(self) -> pd.DataFrame:
+        """Ranks beside what they are of: ``loss``, a suite's mean, with its verdict; ``worst``, of its worst task."""
+        if self.ranks.empty or self.losses.empty:
+            return pd.DataFrame(columns=CELL)
+        lost = self.losses[[*CELL, "loss", "unit", "verdict"]]
+        worst = lost.rename(columns={"task": "worst_task", "loss": "worst"}).drop(columns=["unit", "verdict"])
+        keys = [name for name in CELL if name != "task"]
+        return self.ranks.merge(lost[lost.task == "all"], on=keys).merge(worst, on=[*keys, "worst_task"])
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -289,6 +299,12 @@ def joined(run: Run) -> pd.DataFrame:
     return rows.drop_duplicates(["model", "context", "variant", "budget_tokens", "batch", "suite", "task"]).assign(
         title=rows.variant.map(run.title), family=rows.variant.map(run.family), run=run.name
     )
+
+
+def able(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of models that are not small, which enter no recommendation where another does; else all."""
+    found = rows[~rows.model.isin(wording.TITLES["small"])] if len(rows) else rows
+    return found if len(found) else rows
 
 
 def _whole(rows: pd.DataFrame) -> pd.DataFrame:

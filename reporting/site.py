@@ -26,7 +26,7 @@ from longdecode.analysis.declaration import (
     load_declarations,
 )  # fmt: skip
 from longdecode.reporting import charts, looks, wording
-from longdecode.reporting.runs import Run, each, in_order, joined
+from longdecode.reporting.runs import Run, able, each, in_order, joined
 from longdecode.reporting.tradeoff import smallest_budgets
 
 HERE = Path(__file__).parent
@@ -90,9 +90,7 @@ class Site:
     def joined(self) -> pd.DataFrame:
         """Quality and speed of settled runs, row by row of the same variant; of small models where no other has any."""
         found = [rows for rows in map(joined, self.settled) if len(rows)]
-        rows = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=["model"])
-        able = rows[~rows.model.isin(wording.TITLES["small"])]
-        return able.reset_index(drop=True) if len(able) else rows
+        return able(pd.concat(found)).reset_index(drop=True) if found else pd.DataFrame(columns=["model"])
 
     @cached_property
     def papers(self) -> dict[str, Declaration]:
@@ -103,8 +101,8 @@ class Site:
     def held(self) -> dict[str, pd.DataFrame]:
         """By run, the smallest budgets within the margin; of small models where no other has any."""
         found = {run.name: smallest_budgets(run) for run in self.current}
-        able = {n: c[~c.model.isin(wording.TITLES["small"])] if len(c) else c for n, c in found.items()}
-        return able if any(map(len, able.values())) else found
+        models = able(pd.concat(found.values())).get("model", pd.Series(dtype=str))
+        return {name: cells[cells.model.isin(models)] if len(cells) else cells for name, cells in found.items()}
 
     @cached_property
     def _equal(self) -> dict[tuple[str, str, str, str], np.ndarray]:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.store import read_answers
-from longdecode.evals.tasks.registry import describe
+from longdecode.evals.tasks.registry import describe, folder_of
 from longdecode.reporting import charts, wording
 from longdecode.reporting.runs import REFERENCE, Run, budget_order, each, groups, in_order, middle, top
 from longdecode.reporting.site import Figure, Page, Site
@@ -44,6 +44,13 @@ def write_tasks(site: Site) -> None:
             texts=texts,
             facts=_facts(runs, suite),
         )
+
+
+def question(suite: str) -> str:
+    """Return where a suite's question stands; empty where it has none, or its folder is not at hand."""
+    with suppress(ConfigError):
+        return folder_of(suite)[1] or ""
+    return ""
 
 
 def _words(suite: str) -> dict[str, Any]:
@@ -107,12 +114,8 @@ def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
             part = part.assign(title=[wording.task_title(suite, task) for task in part.task])
             words = run.budget(next(v for v in part.variant if v != REFERENCE), budget)
             title = f"Task by task, {wording.tokens(part.context.iloc[0])} tokens, budget {words}"
-            yield grid(run, part, "title", verdicts) | {
-                "title": title,
-                "model": wording.model_title(model),
-                "run": run.name,
-                "why": pilot,
-            }
+            about = {"title": title, "model": wording.model_title(model), "run": run.name, "why": pilot}
+            yield grid(run, part, "title", verdicts) | about
 
 
 def grid(run: Run, part: pd.DataFrame, column: str, verdicts: dict[Any, Any]) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def grid(run: Run, part: pd.DataFrame, column: str, verdicts: dict[Any, Any]) ->
         (r.variant, getattr(r, column)): _cell(r, verdicts.get((r.model, r.task, r.context, r.variant, r.budget)))
         for r in part.pipe(each)
     }
-    empty = {"value": "", "interval": "", "verdict": ""}
+    empty = _cell(None, None)
     lines = [
         {"title": run.title(v), "family": run.family(v), "cells": [cells.get((v, value), empty) for value in values]}
         for v in sorted(set(part.variant), key=lambda v: (v != REFERENCE, run.title(v)))
@@ -169,41 +172,29 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
     budget = max(sizes.index, key=lambda b: (sizes[b], not b.startswith("bytes"), budget_order(b)))
     plain = [v for v in in_order(rows.variant) if run.methods.get(v, v) == v]
     losses = run.losses
-    mine = (
-        losses[
-            (losses.suite == suite)
-            & (losses.task == rows.task.iloc[0])
-            & (losses.context == rows.context.iloc[0])
-            & (losses.budget == budget)
-            & losses.variant.isin(plain)
-        ]
-        if len(losses)
-        else losses
-    )
-    ordered = list(mine.sort_values("loss").variant) if len(mine) else [v for v in plain if v != REFERENCE]
+    at = {"suite": suite, "task": rows.task.iloc[0], "context": rows.context.iloc[0], "budget": budget}
+    if len(losses):
+        losses = losses[(losses[list(at)] == list(at.values())).all(axis=1) & losses.variant.isin(plain)]
+    ordered = list(losses.sort_values("loss").variant) if len(losses) else [v for v in plain if v != REFERENCE]
     shown = [REFERENCE, *(ordered[:3] + ordered[-2:] if len(ordered) > _LINES - 1 else ordered)]
     rows = rows[rows.variant.isin(shown) & rows.budget.isin([budget, REFERENCE])]
-    frame = pd.DataFrame(
-        {
-            "name": rows.variant.map(run.title),
-            "x": rows["index"],
-            "y": rows.value,
-            "family": rows.variant.map(run.family),
-            "dash": rows.variant.map(lambda v: "dashed" if v in ("quest", "snapkv") else "solid"),
-        }
-    )
-    within = mine[mine.verdict == "within"].variant if len(mine) else []
+    frame = pd.DataFrame({
+        "name": rows.variant.map(run.title), "x": rows["index"], "y": rows.value,
+        "family": rows.variant.map(run.family),
+        "dash": rows.variant.map(lambda v: "dashed" if v in ("quest", "snapkv") else "solid"),
+    })  # fmt: skip
+    within = int((losses.verdict == "within").sum()) if len(losses) else 0
     words = (run.budget(shown[-1], budget) + (" tokens" if budget.isdigit() else "")).replace(
         " or more tokens", " tokens or more"
     )
-    count = f"{len(within)} of {len(mine)} methods stay{'s' * (len(within) == 1)}" if len(within) else "no method stays"
+    count = f"{within} of {len(losses)} methods stay{'s' * (within == 1)}" if within else "no method stays"
     task = wording.task_title(suite, rows.task.iloc[0])
     place = f"{task}; {wording.model_title(rows.model.iloc[0])}, {wording.tokens(rows.context.iloc[0])} tokens"
-    title = (
-        f"{wording.model_title(rows.model.iloc[0])} with {words}: {count} within the margin over the whole answer"
-        if len(mine)
-        else f"Scores along the answer with {words}"
-    )
+    title = f"Scores along the answer with {words}"
+    if len(losses):
+        title = (
+            f"{wording.model_title(rows.model.iloc[0])} with {words}: {count} within the margin over the whole answer"
+        )
     drawn = " Drawn, of the defaults: three that lose least, two that lose most." if len(shown) <= len(ordered) else ""
     spec = charts.along_lines(frame, _GROUPS, "Place in the answer", "Right, %")
     note = f"{place}, run {run.name}. A point joins neighbouring places.{drawn}"

@@ -16,7 +16,14 @@ from longdecode.methods.card import Card
 from longdecode.methods.registry import load_card
 from longdecode.reporting import looks
 
-TITLES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "titles.yaml").read_text(encoding="utf-8"))
+
+@functools.cache
+def read_yaml(name: str) -> Any:
+    """Return what a YAML file of this room declares."""
+    return yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
+
+
+TITLES: dict[str, Any] = read_yaml("titles.yaml")
 MINUS, TIMES = "\u2212", "\u00d7"
 DIGITS = {
     "points": 1, "percent": 1, "blocks": 1, "times": 2, "ms": 2, "share": 2, "minutes": 2,
@@ -37,13 +44,9 @@ REASONS = {
 }
 """By status of a comparison without a verdict: why there is none."""
 OUTCOMES = {
-    "reproduced": "holds",
-    "partly": "partly",
-    "not reproduced": "not",
-    "cannot tell": "open",
-    "not comparable": "none",
-    "not run": "none",
-}
+    "reproduced": "holds", "partly": "partly", "not reproduced": "not", "cannot tell": "open",
+    "not comparable": "none", "not run": "none",
+}  # fmt: skip
 """By verdict of a claim: the style of its word."""
 
 

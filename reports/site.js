@@ -81,16 +81,18 @@ function rows(state, changed) {
   const sections = all("section[data-model]");
   const fits = (row) => (state.context === "all" || row.dataset.context === state.context)
     && (state.family === "all" || row.dataset.family === state.family)
+    && (["all", undefined].includes(state.bytes) || +row.dataset.bytes <= +state.bytes)
     && (state.faster !== "yes" || +row.dataset.speed > 1);
   const filled = (section) => all("tbody tr", section).some(fits);
   if (!sections.some((section) => section.dataset.model === state.model && filled(section))) {
-    if (changed === "model") state.context = state.family = "all";
+    if (changed === "model") state.context = state.family = state.bytes = "all";
     else state.model = sections.find(filled)?.dataset.model ?? state.model;
   }
   for (const section of sections) {
     section.hidden = section.dataset.model !== state.model;
     for (const row of all("tbody tr", section)) row.hidden = !fits(row);
     for (const cell of all("[data-batch]", section)) cell.hidden = state.batch !== "all" && cell.dataset.batch !== state.batch;
+    for (const cell of all("[data-question]", section)) cell.hidden = !["all", undefined, cell.dataset.question].includes(state.question);
   }
 }
 

@@ -14,9 +14,9 @@ ROOMS = ("kernels", "engine", "methods", "evals", "training", "models", "analysi
 """Each room imports those before it alone."""
 READ_BY_REPORTING = (
     "engine.errors", "methods.card", "methods.registry", "evals.manifest", "evals.store.read_answers",
-    "evals.tasks.registry.describe", "analysis.declaration",
+    "evals.tasks.registry.describe", "evals.tasks.registry.folder_of", "analysis.declaration",
 )  # fmt: skip
-"""Errors, cards, hashes of files, the answers that pages print, and what papers published."""
+"""Errors, cards, hashes of files, the answers that pages print, protocols of suites, and what papers published."""
 MOST = {"imported": 90, "read": 20}
 """Most files on the way of a variant; ``count_imports`` says what counts."""
 

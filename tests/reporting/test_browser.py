@@ -54,6 +54,7 @@ const report = () => {
       wide: [...inside(frame).querySelectorAll("main *")].filter(e => !e.closest(".scroll, .chart, pre, svg, .hide")
         && e.getBoundingClientRect().right > root.clientWidth + 1).map(e => e.tagName + "." + e.className),
       rows: [...inside(frame).querySelectorAll("tr[data-context]")].filter(shown).map(r => [r.dataset.context, r.id]),
+      heads: [...inside(frame).querySelectorAll(".sortable th")].filter(shown).map(e => e.textContent),
       target: inside(frame).querySelector("tr.target")?.id ?? "",
       title: inside(frame).getElementById("view-title")?.textContent ?? "",
       card: [...inside(frame).querySelectorAll("[data-card]")].filter(shown).map(c => c.dataset.card),
@@ -110,10 +111,14 @@ def test_the_address_restores_filters_views_and_rows(
     row = next(name for name in pages["compare"].rows if name.startswith("qwen-qwen2.5-coder-1.5b-16384-quest"))
     compare, index = (site / "compare.html").as_uri(), (site / "index.html").as_uri()
     state = "#model=qwen%7Cqwen2.5-coder-1.5b&context=16384&batch=1&faster=yes"
-    addresses = [compare + state, f"{compare}#{row}", f"{index}{state}&task=ruler_decoded.all"]
+    narrow = f"{state}&bytes=0.25&question=decoded".replace("batch=1", "batch=8")
+    addresses = [compare + state, f"{compare}#{row}", f"{index}{state}&task=ruler_decoded.all", compare + narrow]
     found, log = measure(browser, tmp_path, addresses, [1400])
     assert complaints(log) == []
-    filtered, linked, view = found
+    filtered, linked, view, few = found
+    kept = [name for _, name in few["rows"]]
+    assert any("-quest-" in name for name in kept) and not any("-duo-" in name for name in kept)  # 22 and 55 %
+    assert "RULER, question decoded, points lost" in few["heads"] and "RULER, points lost" not in few["heads"]
     assert filtered["rows"] and {context for context, _ in filtered["rows"]} == {"16384"}
     assert all(name.startswith("qwen-qwen2.5-coder-1.5b-16384") for _, name in filtered["rows"])
     assert linked["target"] == row
@@ -134,12 +139,7 @@ def test_the_checks_see_a_broken_page(browser: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["index", "paper-lychee"])
 def test_pages_print(browser: str, site: Path, tmp_path: Path, kind: str) -> None:
     target = tmp_path / "page.pdf"
-    run(
-        browser,
-        tmp_path / "profile",
-        "--no-pdf-header-footer",
-        f"--print-to-pdf={target}",
-        (site / f"{kind}.html").as_uri(),
-    )
+    options = ("--no-pdf-header-footer", f"--print-to-pdf={target}")
+    run(browser, tmp_path / "profile", *options, (site / f"{kind}.html").as_uri())
     content = target.read_bytes()
     assert content.startswith(b"%PDF") and len(content) > 20_000

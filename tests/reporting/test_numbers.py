@@ -32,10 +32,8 @@ def test_each_claim_stands_once_with_the_numbers_of_the_table(
         row = next(r for name, r in shown.items() if r[0] == claim and name.startswith(f"claim-{paper}-"))
         assert row[1].startswith(str(rows.published.iloc[0]))
         if len(answered):
-            numbers = {
-                wording.number(v, "" if wording.missing(u) else u)
-                for v, u in zip(answered.like_for_like, answered.unit, strict=True)
-            }
+            both = zip(answered.like_for_like, answered.unit, strict=True)
+            numbers = {wording.number(v, "" if wording.missing(u) else u) for v, u in both}
             assert any(row[2].lstrip("+").startswith(number) for number in numbers), row
         else:
             assert row[2] == "not run" and row[3] == "not run"
@@ -50,18 +48,16 @@ def test_a_claim_that_its_own_paper_s_run_answers_has_that_answer(
 
 
 def test_a_row_of_compare_has_loss_and_speed_of_a_variant(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
-    run = committed["real"]
-    compared = {"a": "quest", "b": "full", "suite": "mini_recall", "task": "all", "context": 32768, "budget": "1024"}
-    pair = matching(run.comparisons, **compared).iloc[0]
-    timed = {"variant": "quest", "stage": "step", "context": 32768, "batch": 8, "budget_tokens": 1024}
-    step = matching(run.speed, **timed).iloc[0]
-    row = pages["compare"].rows[row_anchor("real", "smollm2-long", 32768, "quest", "1024")]
+    run, place = committed["qwen"], {"context": 16384, "budget": "0.1"}
+    pair = matching(run.comparisons, a="quest", b="full", suite="ruler", task="all", **place).iloc[0]
+    timed = {"variant": "quest", "stage": "step", "batch": 8, "model": "qwen2.5-coder-1.5b"}
+    step = matching(run.speed, **timed, **place).iloc[0]
+    rank = matching(run.ranks, variant="quest", suite="ruler", **place).iloc[0]
+    row = pages["compare"].rows[row_anchor("qwen", "qwen2.5-coder-1.5b", 16384, "quest", "0.1")]
+    assert f"{rank.rank_low}–{rank.rank_high}" in row and f"{rank.bytes_share:.0%}".replace("%", " %") in row
     assert f"{step.ratio:.2f}" in row
-    loss = wording.number(-pair.difference, "points")
-    assert any(
-        cell.startswith(f"{loss} [{wording.number(-pair.high, 'points')}, {wording.number(-pair.low, 'points')}]")
-        for cell in row
-    ), row
+    loss, low, high = (wording.number(-x, "points") for x in (pair.difference, pair.high, pair.low))
+    assert any(cell.startswith(f"{loss} [{low}, {high}]") for cell in row), row
 
 
 def test_every_timed_variant_of_a_scored_model_has_its_row(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
@@ -86,12 +82,8 @@ def test_a_task_s_score_is_that_of_the_summary(pages: dict[str, Parsed], committ
     scored = {"suite": "longbench", "task": "all", "variant": "snapkv", "budget": "1024"}
     row = matching(committed["qwen-lychee"].summary, **scored).iloc[0]
     start = f"{100 * row.value:.1f} [{100 * row.low:.1f}, {100 * row.high:.1f}]"
-    assert any(
-        cell.startswith(start)
-        for shown in pages["task-longbench"].all_rows
-        if shown[:1] == ["SnapKV"]
-        for cell in shown
-    )
+    shown = [row for row in pages["task-longbench"].all_rows if row[:1] == ["SnapKV"]]
+    assert any(cell.startswith(start) for row in shown for cell in row)
 
 
 def test_a_method_s_smallest_budget_is_within_and_no_smaller_one_is(
@@ -115,11 +107,8 @@ def test_each_figure_has_its_data_beside_it(site: Path, pages: dict[str, Parsed]
 
 def test_the_figure_of_claims_has_the_numbers_of_the_table(site: Path, pages: dict[str, Parsed]) -> None:
     data = pd.read_csv(site / "data" / "index-published.csv")
-    shown = [
-        row
-        for name, row in pages["index"].rows.items()
-        if name.startswith("claim-") and "×" in row[2] and row[3] in ("reproduced", "partly", "not reproduced")
-    ]
+    claims = [row for name, row in pages["index"].rows.items() if name.startswith("claim-") and "×" in row[2]]
+    shown = [row for row in claims if row[3] in ("reproduced", "partly", "not reproduced")]
     assert sorted(f"{ours:.2f}×" for ours in data.ours) == sorted(row[2].split()[0] for row in shown)
     printed = sorted(float(re.search(r"[\d.]+", row[1])[0]) for row in shown)  # type: ignore[index]
     assert sorted(data["print"]) == printed

@@ -9,7 +9,7 @@ import pytest
 from site_pages import Parsed
 
 ROADS = {
-    "which method at 32K, how much faster": (r"32K tokens ?Qwen\S+, 32K tokens.*?: \d\.\d\d× \((cannot|within)", []),
+    "which method at 32K, how much faster": (r"What to take.*32K, batch 8.*?FP8 cache: 1\.25×", []),
     "is quality kept, on what": (r"Lost against Full.*RULER.*\[.*points", []),
     "does 2.7 times come out": (r"LycheeDecode Speed over full attention.*?2\.7×.{0,40}?1\.57×.*?not", []),
     "does 5.04 times come out": (r"NOSA Decode throughput over full attention.*?5\.04×.*?3\.95×.*?partly", []),
@@ -24,6 +24,7 @@ ROADS = {
     "all long answers": (r"Long answers.*Scores by budget.*Quest", ["task-mini-longgen.html"]),
     "a method's card": (r"LycheeDecode.*Smallest budget within the margin.*Differences", ["method-lychee.html"]),
     "every variant at 32K": (r"Compare all variants.*LycheeDecode", ["compare.html"]),
+    "what others print": (r"Same order in 15 of 18 pairs.*kvpress", ["compare.html"]),
     "a task from a method": (r"RULER.*Scores by budget", ["method-quest.html", "task-ruler.html"]),
 }
 

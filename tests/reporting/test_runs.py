@@ -22,22 +22,15 @@ def test_a_loss_is_above_zero_where_a_variant_is_worse(folder: Maker) -> None:
 
 
 def test_a_comparison_without_a_verdict_is_undecided_unless_the_task_says_nothing(folder: Maker) -> None:
-    rows = [
-        {"a": "quest", "verdict": None},
-        {"a": "tova", "verdict": None, "status": "baseline_fails"},
-        {"a": "h2o", "b": "quest"},
-    ]
+    rows = [{"a": "quest", "verdict": None}, {"a": "h2o", "b": "quest"}]
+    rows.append({"a": "tova", "verdict": None, "status": "baseline_fails"})
     run = read_run(folder(rows, [{"variant": v, "method": v} for v in ("quest", "tova", "h2o")], []))
     assert run.losses.set_index("variant").verdict.to_dict() == {"quest": "cannot tell", "tova": ""}
 
 
 def test_titles_name_the_method_and_what_sets_a_variant_apart(folder: Maker) -> None:
-    rows = [
-        ("quest", "quest", "{}"),
-        ("retro_w8", "retro", '{"window": 8}'),
-        ("lychee_ratio97", "lychee", '{"roles": "a/b.json"}'),
-        ("retro_again", "retro", '{"window": 8}'),
-    ]
+    rows = [("quest", "quest", "{}"), ("lychee_ratio97", "lychee", '{"roles": "a/b.json"}')]
+    rows += [(name, "retro", '{"window": 8}') for name in ("retro_w8", "retro_again")]
     run = read_run(folder([], [{"variant": v, "method": m, "params": p} for v, m, p in rows], []))
     assert run.titles == {
         "quest": "Quest", "retro_w8": "RetroAttention, window 8 (retro_w8)",
@@ -91,10 +84,8 @@ def test_a_run_whose_tasks_full_attention_fails_says_so(folder: Maker) -> None:
 
 
 def test_times_alone_make_a_site(folder: Maker, tmp_path: Path) -> None:
-    index = build(
-        folder([], [], [{"variant": "full", "method": "full", "budget": "full", "ratio": 1.0}, {"variant": "quest"}]),
-        tmp_path / "out",
-    )
+    timed = [{"variant": "full", "method": "full", "budget": "full", "ratio": 1.0}, {"variant": "quest"}]
+    index = build(folder([], [], timed), tmp_path / "out")
     assert "1.50" in parsed(index.parent / "compare.html").text
     assert not list(index.parent.glob("task-*.html"))
 
@@ -131,7 +122,5 @@ def test_words_for_contexts_and_budgets() -> None:
     assert [wording.tokens(n) for n in (32768, 102400, 100000, 2048)] == ["32K", "100K", "100,000", "2K"]
     assert wording.budget("0.1") == "10% of the context" and wording.budget("bytes=0.25") == "25% of the bytes"
     assert wording.budget("0.1", 410.0) == "410" and wording.budget("full") == "all"
-    assert (
-        wording.task_title("mini_recall", "all") == "Look-ups"
-        and wording.task_title("icl", "icl_banking77") == "Many-shot labels, banking77"
-    )
+    assert wording.task_title("mini_recall", "all") == "Look-ups"
+    assert wording.task_title("icl", "icl_banking77") == "Many-shot labels, banking77"
