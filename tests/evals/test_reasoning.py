@@ -109,12 +109,8 @@ def test_hostile_tests_are_refused(release: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(data, "MOST_TEST_BYTES", 1 << 20)
     bomb = base64.b64encode(zlib.compress(bytes(2 << 20))).decode()
     nested = packed([{"input": "1", "output": "1"}] * 3)[:-8]
-    for private, why in (
-        (harm, "the pickle names"),
-        (bomb, "or take more than 1048576"),
-        (nested, "cut off"),
-        ("3", ""),
-    ):
+    refused = {harm: "the pickle names", bomb: "or take more than 1048576", nested: "cut off", "3": ""}
+    for private, why in refused.items():
         (release / "livecodebench" / FILES[4]).write_text(json.dumps(row(3, private)) + "\n")
         with pytest.raises(DataUnavailableError, match=rf"tests of q3 cannot be read.*{why}"):
             read_problems(release, ("2024-09-01", "9"))[0].tests()

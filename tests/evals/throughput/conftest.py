@@ -57,18 +57,14 @@ def speed_record() -> Callable[..., SpeedRecord]:
     }  # fmt: skip
 
     def make(
-        times: Sequence[float] = (),
-        references: Sequence[float] | None = None,
-        disturbed: Sequence[int] = (),
+        times: Sequence[float] = (), references: Sequence[float] | None = None, disturbed: Sequence[int] = (),
         **other: Any,
-    ) -> SpeedRecord:
+    ) -> SpeedRecord:  # fmt: skip
+        beside = references or [None] * len(times)
+        marks = ["clock" if index in disturbed else None for index in range(len(times))]
         samples = [
-            SpeedSample(
-                us=us,
-                reference_us=references[index] if references else None,
-                disturbed="clock" if index in disturbed else None,
-            )
-            for index, us in enumerate(times)
+            SpeedSample(us=us, reference_us=reference, disturbed=mark)
+            for us, reference, mark in zip(times, beside, marks, strict=True)
         ]
         return SpeedRecord(**(fields | {"samples": samples, "reference": "full" if references else None} | other))
 
