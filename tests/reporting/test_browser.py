@@ -105,9 +105,7 @@ def test_every_kind_opens_draws_and_fits(browser: str, site: Path, tmp_path: Pat
         assert page["scroll"] <= page["client"] and page["wide"] == page["covered"] == [], page
 
 
-def test_the_address_restores_filters_views_and_rows(
-    browser: str, site: Path, pages: dict[str, Parsed], tmp_path: Path
-) -> None:
+def test_addresses_restore_filters_and_rows(browser: str, site: Path, pages: dict[str, Parsed], tmp_path: Path) -> None:
     row = next(name for name in pages["compare"].rows if name.startswith("qwen-qwen2.5-coder-1.5b-16384-quest"))
     compare, index = (site / "compare.html").as_uri(), (site / "index.html").as_uri()
     state = "#model=qwen%7Cqwen2.5-coder-1.5b&context=16384&batch=1&faster=yes"
