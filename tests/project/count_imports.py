@@ -29,8 +29,8 @@ NAME = "needle"
 
 def measured() -> dict[str, list[str]]:
     """Return the files that are imported and those that are read, by ``imported`` and ``read``, of a fresh process."""
-    answer = subprocess.run([sys.executable, __file__, "run"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return json.loads(answer.stdout.splitlines()[-1])
+    answer = subprocess.run([sys.executable, __file__], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.JSONDecoder().raw_decode(answer.stdout)[0]
 
 
 def is_variant(value: Any) -> bool:
@@ -80,10 +80,7 @@ def run(results: Path) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        for part, names in measured().items():
-            print(f"{part}: {len(names)} files", *names, sep="\n  ")
-        sys.exit()
     sys.path.insert(0, str(ROOT / "src"))
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
-        print(json.dumps(run(Path("results", "demo"))))
+        files = run(Path("results", "demo"))
+    print(json.dumps(files, indent=1), *(f"{part}: {len(names)} files" for part, names in files.items()), sep="\n")
