@@ -60,12 +60,17 @@ def run(results: Path) -> dict[str, list[str]]:
     )  # fmt: skip
     read = set[str]()
 
-    def look(frame: FrameType, event: str, result: Any) -> None:
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
         file = frame.f_code.co_filename
-        if file not in read and file.startswith(SOURCE) and frame.f_code.co_name != "<module>":
-            read.update(file for value in (result, *frame.f_locals.values()) if is_variant(value))
+        if file in read or not file.startswith(SOURCE) or frame.f_code.co_name == "<module>":
+            return None
+        frame.f_trace_lines = False
+        return leave
 
-    sys.setprofile(look)
+    def leave(frame: FrameType, event: str, result: Any) -> None:
+        read.update(frame.f_code.co_filename for value in (result, *frame.f_locals.values()) if is_variant(value))
+
+    sys.settrace(enter)
     runpy.run_path(SCRIPT, {"snakemake": job})
     (results / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     from longdecode.analysis.stage import write_tables
@@ -73,7 +78,7 @@ def run(results: Path) -> dict[str, list[str]]:
 
     write_tables(results)
     build(results, Path("reports"))
-    sys.setprofile(None)
+    sys.settrace(None)
     files = {getattr(module, "__file__", None) or "" for module in sys.modules.values()} | {SCRIPT}
     ours = {file: str(Path(file).resolve().relative_to(ROOT)) for file in files if file.startswith((SOURCE, SCRIPT))}
     return {"imported": sorted(ours.values()), "read": sorted(ours[file] for file in read & ours.keys())}
