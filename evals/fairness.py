@@ -30,12 +30,16 @@ class Trial(Stored):
 
 
 class Tuned(Stored):
-    """A method's curve and choice: ``fixed`` are the parameters that were not tuned, ``seconds`` the time it took."""
+    """A method's curve and choice: ``fixed`` are the parameters that were not tuned, ``seconds`` the time it took.
+
+    ``revision`` is that of the code where it is not the record's.
+    """
 
     fixed: dict[str, Any]
     chosen: dict[str, Any]
     trials: tuple[Trial, ...]
     seconds: float
+    revision: str = ""
 
 
 class TuningRecord(Stored):
@@ -180,10 +184,11 @@ def tuning_status(method: str, params: Mapping[str, Any], variant: str, record: 
     found = record.methods.get(method) if record else None
     if record is None or (found is None and set_here):
         return TuningStatus(variant, set_here, learned)
-    wanted = {knob.name: found.chosen.get(knob.name, "none") if found else "none" for knob in card.tuned_knobs}
+    wanted = {knob.name: "none" for knob in card.tuned_knobs}
     if found:
-        numbers = [knob for knob in card.knobs if knob.per_model and not knob.file and knob not in card.tuned_knobs]
-        wanted |= {knob.name: found.fixed.get(knob.name, knob.default) for knob in numbers}
+        # A knob that was not tuned along had its default.
+        numbers = (knob for knob in card.knobs if knob.per_model and not knob.file)
+        wanted = {knob.name: (found.fixed | found.chosen).get(knob.name, knob.default) for knob in numbers}
     off = {name: f"tuned: {value!r}" for name, value in wanted.items() if given[name] != value} | made_up
     said = "; ".join(f"{name} = {given[name]!r}, {why}" for name, why in off.items())
     return TuningStatus(variant, not off, learned, said)

@@ -18,7 +18,7 @@ from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.books import UNSEEN, read_books
 from longdecode.evals.datasets.reader import SOURCES, read_text
 from longdecode.evals.generators import narrative
-from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
+from longdecode.evals.tasks.base import Data, Reasked, Sample, Score, Suite, Task
 from longdecode.evals.tasks.episodes import CHAIN, LOOKUP, EpisodeTask
 from longdecode.evals.tasks.fitting import fill_context, has_tokens, head_end, tail_start, window
 from longdecode.evals.tasks.needles import JsonKv
@@ -296,6 +296,7 @@ SUITES: Mapping[str, Suite] = {
             "tuning_lookup_20": partial(EpisodeTask, LOOKUP, "longgen", 20),
             "tuning_chain_12": partial(EpisodeTask, CHAIN, "chain", 12),
             "tuning_json_kv": JsonKv,
+            "tuning_json_kv_prompt": lambda data: Reasked(JsonKv(data), "decoded", "prompt"),
             **_tasks("tuning"),
         },
         data=("pg19",),
