@@ -43,7 +43,7 @@ def choices_of(card: Card, num_layers: int) -> dict[str, list[Any]]:
     }
 
 
-def wider(best: float | str, tried: Sequence[Any], layers: range | None = None) -> list[float]:
+def wider(best: Any, tried: Sequence[Any], layers: range | None = None) -> list[float]:
     """Return values to try next, so that the best one is at no end of what was tried.
 
     Beyond the ends whole numbers double and halve, odd ones to odd ones; shares go half the way to 1, and halve.

@@ -75,10 +75,11 @@ def main(out: Path) -> None:
         whole = parse_config(SHAPES[name], name)
         ranks = over_gpus(gpus, "cuda", partial(timed, replace(whole, max_positions=1 << 18)))
         for ((context, batch), method), *each in zip(product(PLACES, METHODS), *ranks, strict=True):
-            us, read = max(one[0] for one in each), max(one[1] for one in each)
+            us, read = (max(values) for values in zip(*each, strict=True))
             rows.append({
                 "shape": name, "gpus": gpus, "method": method, "context": context, "batch": batch, "budget": BUDGET,
-                "us": round(us, 1), "gb_a_card": round(read / 1e9, 3), "fraction": round(read / BANDWIDTH / us * 1e6, 3),
+                "us": round(us, 1), "gb_a_card": round(read / 1e9, 3),
+                "fraction": round(read / BANDWIDTH / us * 1e6, 3),
                 "device": device_name(torch.device("cuda:0")), "revision": provenance.revision()[:12],
             })  # fmt: skip
             print(rows[-1], flush=True)
