@@ -1,4 +1,4 @@
-"""Times decode steps of large shapes on one GPU and split over two: ``python results/h200/split_steps.py OUT.csv``.
+"""Times decode steps of large shapes split over two GPUs: ``python results/h200/split_steps.py OUT.csv``.
 
 Weights and caches are random. ``fraction`` is the time that a card's bytes (its weights, what the method reads) need at
 the read bandwidth of an H200 (``results/h200/speed.csv``), over the step's.
@@ -29,7 +29,7 @@ from longdecode.evals.throughput.steps import fill_cache, step_case
 from longdecode.methods.registry import get_method
 
 BANDWIDTH = 4.60e12
-BUDGET, STEPS, ROUNDS = 4096, 8, 10
+GPUS, BUDGET, STEPS, ROUNDS = 2, 4096, 8, 10
 _LLAMA = {"model_type": "llama", "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
           "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": False}  # fmt: skip
 SHAPES = {
@@ -38,8 +38,8 @@ SHAPES = {
     "llama3-70b": _LLAMA | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
                             "num_attention_heads": 64, "vocab_size": 128256},
 }  # fmt: skip
-METHODS = ("full", "quest", "lychee", "snapkv")
-PLACES = ((32768, 1), (32768, 8), (131072, 1))
+METHODS = ("full", "quest", "lychee")
+PLACES = ((32768, 1), (32768, 4), (131072, 1))
 
 
 def timed(whole: ModelConfig, rank: Rank, device: torch.device) -> list[tuple[float, int]]:
@@ -69,15 +69,15 @@ def timed(whole: ModelConfig, rank: Rank, device: torch.device) -> list[tuple[fl
 
 
 def main(out: Path) -> None:
-    """Time every shape on one GPU, where it fits, and on two."""
+    """Time every shape."""
     rows = []
-    for name, gpus in (("qwen2.5-32b", 1), ("qwen2.5-32b", 2), ("llama3-70b", 2)):
+    for name in SHAPES:
         whole = parse_config(SHAPES[name], name)
-        ranks = over_gpus(gpus, "cuda", partial(timed, replace(whole, max_positions=1 << 18)))
+        ranks = over_gpus(GPUS, "cuda", partial(timed, replace(whole, max_positions=1 << 18)))
         for ((context, batch), method), *each in zip(product(PLACES, METHODS), *ranks, strict=True):
             us, read = (max(values) for values in zip(*each, strict=True))
             rows.append({
-                "shape": name, "gpus": gpus, "method": method, "context": context, "batch": batch, "budget": BUDGET,
+                "shape": name, "gpus": GPUS, "method": method, "context": context, "batch": batch, "budget": BUDGET,
                 "us": round(us, 1), "gb_a_card": round(read / 1e9, 3),
                 "fraction": round(read / BANDWIDTH / us * 1e6, 3),
                 "device": device_name(torch.device("cuda:0")), "revision": provenance.revision()[:12],
