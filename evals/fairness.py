@@ -30,16 +30,12 @@ class Trial(Stored):
 
 
 class Tuned(Stored):
-    """A method's curve and choice: ``fixed`` are the parameters that were not tuned, ``seconds`` the time it took.
-
-    ``revision`` is that of the code where it is not the record's.
-    """
+    """A method's curve and choice: ``fixed`` are the parameters that were not tuned, ``seconds`` the time it took."""
 
     fixed: dict[str, Any]
     chosen: dict[str, Any]
     trials: tuple[Trial, ...]
     seconds: float
-    revision: str = ""
 
 
 class TuningRecord(Stored):

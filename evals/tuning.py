@@ -18,7 +18,7 @@ from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.evals import provenance
 from longdecode.evals.budgets import Budget
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.fairness import Trial, Tuned, TuningRecord, tuned_variants, tuning_records
+from longdecode.evals.fairness import Trial, Tuned, TuningRecord, tuned_variants
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig
 from longdecode.evals.specs import TUNING_SUITE, MethodSpec, SuiteSpec, TuningSpec
@@ -92,11 +92,8 @@ def sweep(
 def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
     """Tune every method of a run on one model and write the record.
 
-    Of a record that the run names, methods that the run does not have stay as they are.
-
     Raises:
-        ConfigError: Full solves none of the tuning tasks, so that a score would choose nothing; the run's record is
-            of another checkpoint or effort.
+        ConfigError: Full solves none of the tuning tasks, so that a score would choose nothing.
     """
     spec, folder = config.tuning, config.models[model].checkpoint()
     layers = read_config(folder).num_layers
@@ -120,29 +117,8 @@ def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
         left_out=tuple(sorted({r.task for r in full} - kept)),
         prompts=tuple(sorted({r.prompt_sha256 for r in full if r.prompt_sha256})),
     )  # fmt: skip
-    if before := tuning_records(config).get(model):
-        record = joined(before, record)
     write_text(output, record.model_dump_json(indent=1) + "\n")
     return record
-
-
-def joined(before: TuningRecord, record: TuningRecord) -> TuningRecord:
-    """Return a record with the methods of an earlier one that it does not have.
-
-    Raises:
-        ConfigError: the two are of different checkpoints or efforts.
-    """
-    for name in ("model_hash", "seed", "budget", "contexts", "samples", "settings"):
-        if (old := getattr(before, name)) != (new := getattr(record, name)):
-            raise ConfigError(f"tuning on {record.model}: {name} = {new}; its present record has {old}")
-    kept = {
-        name: tuned.model_copy(update={"revision": tuned.revision or before.revision})
-        for name, tuned in before.methods.items()
-    }
-    return record.model_copy(update={
-        "methods": kept | record.methods, "full": before.full | record.full,
-        "prompts": tuple(sorted({*before.prompts, *record.prompts})),
-    })  # fmt: skip
 
 
 def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: set[str]) -> Tuned:
@@ -169,7 +145,7 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
             ran = [trial for trial in trials if trial.value is not None]
             if not ran:
                 raise ConfigError(f"tuning {spec.method} on {model}: no setting ran, {trials[0].status!r}")
-            top = max(ran, key=lambda trial: (trial.value or 0.0, -sum(_numbers(trial.setting))))
+            top = max(ran, key=lambda trial: (trial.value or 0.0, -_size(trial.setting)))
             now = next((trial.value for trial in ran if trial.setting == best), None)
             # Beyond a grid a tie moves nothing: the choice would walk to an end that no score asks for.
             if now != top.value or (wanted is values and len({trial.value for trial in ran}) > 1):
@@ -198,8 +174,8 @@ def _trial(setting: dict[str, Any], records: Sequence[Record], kept: set[str]) -
     return Trial(setting=setting, value=fmean(scores[task] for task in sorted(kept)), by_task=scores)
 
 
-def _numbers(setting: Mapping[str, Any]) -> list[float]:
-    return [value for value in setting.values() if not isinstance(value, str)]
+def _size(setting: Mapping[str, Any]) -> float:
+    return sum(value for value in setting.values() if not isinstance(value, str))
 
 
 def _by_task(records: Sequence[Record]) -> dict[str, float]:

@@ -127,18 +127,6 @@ def test_values_beyond_a_grid(best: float, tried: list[float], layers: range | N
     assert tuning.wider(best, tried, layers) == wanted
 
 
-def test_methods_that_a_run_does_not_have_stay_in_the_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _, old = tune_by({("streaming", 16): 0.5}, monkeypatch, tmp_path)
-    tidal = old.methods["tidal"].model_copy(update={"seconds": 1.5})
-    new = old.model_copy(update={"methods": {"tidal": tidal}, "revision": "new", "prompts": ("b" * 64,)})
-    both = tuning.joined(old, new)
-    assert both.methods["tidal"] == tidal and both.methods["streaming"].chosen == {"sinks": 16}
-    assert (both.revision, both.methods["streaming"].revision) == ("new", old.revision)
-    assert both.prompts == ("a" * 64, "b" * 64)
-    with pytest.raises(ConfigError, match="samples = 3; its present record has"):
-        tuning.joined(old, new.model_copy(update={"samples": 3}))
-
-
 def test_a_deep_model_s_layers_are_tried_over_the_whole_depth() -> None:
     layers = tuning.choices_of(load_card("tidal"), 28)["reselect_layer"]
     assert layers == [4, 7, 10, 13, 16, 19, 22, 25] and len(tuning.choices_of(load_card("tidal"), 80)) == 3
