@@ -180,11 +180,10 @@ def tuning_status(method: str, params: Mapping[str, Any], variant: str, record: 
     found = record.methods.get(method) if record else None
     if record is None or (found is None and set_here):
         return TuningStatus(variant, set_here, learned)
-    wanted = {knob.name: "none" for knob in card.tuned_knobs}
-    if found:
-        # A knob that was not tuned along had its default.
-        numbers = (knob for knob in card.knobs if knob.per_model and not knob.file)
-        wanted = {knob.name: (found.fixed | found.chosen).get(knob.name, knob.default) for knob in numbers}
+    numbers = [knob for knob in card.knobs if knob.per_model and not knob.file] if found else card.tuned_knobs
+    told = found.fixed | found.chosen if found else {knob.name: "none" for knob in numbers}
+    # A knob that was not tuned along had its default.
+    wanted = {knob.name: told.get(knob.name, knob.default) for knob in numbers}
     off = {name: f"tuned: {value!r}" for name, value in wanted.items() if given[name] != value} | made_up
     said = "; ".join(f"{name} = {given[name]!r}, {why}" for name, why in off.items())
     return TuningStatus(variant, not off, learned, said)

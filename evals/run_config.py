@@ -100,12 +100,14 @@ class RunConfig(typed.Part):
     def _fill(self, info: ValidationInfo) -> RunConfig:
         """Give what a part leaves out, and check methods.
 
-        A variant is of the method of its name, a suite that it names stands for each of its protocols, and a grid
-        without variants times all.
+        A variant is of the method of its name, a suite that it names stands for each of its protocols (``ruler_prompt``
+        for that one), and a grid without variants times all.
         """
         under, methods = defaultdict[str, list[str]](list), dict[str, specs.MethodSpec]()
         for name in self.suites:
-            under[folder_of(name)[0]].append(name)
+            folder, question = folder_of(name)
+            under[folder].append(name)
+            under[f"{folder}_{question}"] = [name]
         for variant, spec in self.methods.items():
             suites = spec.suites and tuple(name for suite in spec.suites for name in under.get(suite, [suite]))
             methods[variant] = replace(spec, method=spec.method or variant, suites=suites)

@@ -124,15 +124,16 @@ def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
 def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: set[str]) -> Tuned:
     """Sweep one knob after the other, the others at their best so far, and go on where the best is at an end.
 
-    The present value is tried first, so that any effort covers it, and stays where no setting differs from it. Of
-    settings that score alike otherwise, the smallest is taken: it leaves most of a budget to choose with.
+    The present value is tried first, so that any effort covers it, and stays where no setting differs from it; such a
+    knob is swept again behind the others. Of settings that score alike otherwise, the smallest is taken.
     """
     began, fixed, most = time.monotonic(), spec.own_params(model), config.tuning.settings
     bare, choices = replace(spec, by_model={}, suites=None, budgets=None, tuned={}), choices_of(spec.card, layers)
     first_layers = {knob.name: knob.first_layer for knob in spec.card.tuned_knobs if knob.first_layer is not None}
     best = {knob.name: fixed.get(knob.name, knob.default) for knob in spec.card.tuned_knobs}
     trials: list[Trial] = []
-    for name, values in choices.items():
+    sweeps = [*choices.items()]
+    for name, values in sweeps:
         wanted = values
         while wanted:
             known = [trial.setting for trial in trials]
@@ -141,18 +142,21 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
             tried = new[: most - len(trials)]
             variants = {f"s{i}": replace(bare, params={**fixed, **setting}) for i, setting in enumerate(tried)}
             records = sweep(config, model, variants, sorted(kept)) if variants else {}
-            trials += [_trial(setting, records[label], kept) for setting, label in zip(tried, variants, strict=True)]
+            made = [_trial(setting, records[label], kept) for setting, label in zip(tried, variants, strict=True)]
+            trials += made
+            if flat := wanted is values and len(made) > 1 and len({trial.value for trial in made}) == 1:
+                sweeps.append((name, values))  # under the others' choices it may tell settings apart
             ran = [trial for trial in trials if trial.value is not None]
             if not ran:
                 raise ConfigError(f"tuning {spec.method} on {model}: no setting ran, {trials[0].status!r}")
-            top = max(ran, key=lambda trial: (trial.value or 0.0, -_size(trial.setting)))
+            top = max(ran, key=lambda t: (t.value or 0.0, -sum(v for v in t.setting.values() if v != str(v))))
             now = next((trial.value for trial in ran if trial.setting == best), None)
             # Beyond a grid a tie moves nothing: the choice would walk to an end that no score asks for.
             if now != top.value or (wanted is values and len({trial.value for trial in ran}) > 1):
                 best = top.setting
             possible = range(first_layers[name], layers) if name in first_layers else None
             told = [trial.setting[name] for trial in trials]
-            wanted = wider(best[name], told, possible) if tried and best[name] in told else []
+            wanted = wider(best[name], told, possible) if tried and best[name] in told and not flat else []
     unswept = {name: value for name, value in fixed.items() if name not in choices}
     return Tuned(fixed=unswept, chosen=best, trials=tuple(trials), seconds=round(time.monotonic() - began, 1))
 
@@ -172,10 +176,6 @@ def _trial(setting: dict[str, Any], records: Sequence[Record], kept: set[str]) -
         reasons = [f"{r.status}: {r.reason}" for r in records if r.task in missing and r.reason]
         return Trial(setting=setting, value=None, by_task=scores, status=reasons[0] if reasons else "no score")
     return Trial(setting=setting, value=fmean(scores[task] for task in sorted(kept)), by_task=scores)
-
-
-def _size(setting: Mapping[str, Any]) -> float:
-    return sum(value for value in setting.values() if not isinstance(value, str))
 
 
 def _by_task(records: Sequence[Record]) -> dict[str, float]:

@@ -215,7 +215,7 @@ def _taken(parts: Sequence[pd.DataFrame]) -> str:
     words = f"{tradeoff.short_title(row.title)}{size}: {wording.times(row.speed)}{wording.TIMES}"
     if proven is None:
         return f"none proven; {words} (cannot tell, {picks[0].prompts[1]} prompts)"
-    return words if row.run == parts[0].run.iloc[0] else f"{words} (run {row.run})"
+    return words if row.run == parts[0].run.iloc[0] else f"{words} (run {row.run}, {row.n} prompts)"
 
 
 def _quantised(here: pd.DataFrame) -> str:

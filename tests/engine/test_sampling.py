@@ -59,8 +59,7 @@ def test_draws_follow_the_softmax(temperature: float, seed: int) -> None:
     keys = torch.full((draws,), seed), torch.arange(draws)
     tokens = Sampling(temperature).best(logits.expand(draws, vocab), 1, *keys, None)[:, 0]
     expected = torch.softmax(logits.double() / temperature, dim=0).numpy() * draws
-    observed = torch.bincount(tokens, minlength=vocab).numpy()
-    assert stats.chisquare(observed, expected).pvalue > 1e-6
+    assert stats.chisquare(torch.bincount(tokens, minlength=vocab).numpy(), expected).pvalue > 1e-6
 
 
 def allowed_tokens(logits: list[float], top_p: float, min_p: float) -> set[int]:

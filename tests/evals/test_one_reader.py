@@ -77,8 +77,7 @@ def test_a_byte_level_tokenizer_that_is_called_a_llamas_keeps_its_spaces(
     assert lm.text.decode(expected) == tokenizer.decode(expected) == TEXT
     assert lm.tok_encode(TEXT, add_special_tokens=False) == list(tokenizer.encode(TEXT))
     assert lm.prefix_token_id == token(folder, "<s>")
-    turn = [{"role": "user", "content": TEXT}]
-    assert lm.apply_chat_template(turn) == tokenizer.chat_text(TEXT)
+    assert lm.apply_chat_template([{"role": "user", "content": TEXT}]) == tokenizer.chat_text(TEXT)
     assert lm.chat_template(True) == CHATML
 
 

@@ -98,8 +98,10 @@ def test_a_variant_may_be_restricted_and_differ_by_model(config_values: dict[str
     config = build_run_config(config_values, "c")
     assert config.suites_of("part") == ("mini_book",) and config.suites_of("full") == tuple(config.suites)
     assert [budget.text for budget in config.budgets_of("part")] == ["0.25"]
-    config_values["methods"]["part"]["suites"] = []
-    assert build_run_config(config_values, "c").suites_of("part") == ()
+    config_values["suites"]["ruler"] = {"contexts": [64], "samples": 2, "batch": 2, "question": ["decoded", "prompt"]}
+    for given, suites in ([], ()), (["ruler_prompt"], ("ruler",)), (["ruler"], ("ruler_decoded", "ruler")):
+        config_values["methods"]["part"]["suites"] = given
+        assert build_run_config(config_values, "c").suites_of("part") == suites
     spec = config.methods["part"]
     assert (spec.params_of("tiny"), spec.params_of("llama3-8b")) == ({"sinks": 2}, {"sinks": 8})
 

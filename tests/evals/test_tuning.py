@@ -97,6 +97,23 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
     assert none.chosen == {"sinks": 4}, "a knob without effect stays at its default"
 
 
+def test_a_knob_that_tells_nothing_at_first_is_swept_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """SnapKV's windows score alike while a kernel of 5 finds nothing, and differ once it is wide."""
+    tried = list[tuple[int, int]]()
+
+    def record(window: int = 16, kernel_size: int = 15, **_: Any) -> Any:
+        tried.append((window, kernel_size))
+        fields = {"task": TASKS[0], "prompt_sha256": "a" * 64, "reason": None, "status": "ok"}
+        return type("R", (), fields | {"score": (0.5 + (window == 16) / 2) * (kernel_size == 15)})()
+
+    monkeypatch.setattr(tuning, "sweep", lambda *of: {name: [record(**spec.params)] for name, spec in of[2].items()})
+    monkeypatch.setattr(TuningSpec, "settings", 12)
+    run = build_run_config(values() | {"methods": {"full": {}, "snapkv": {}}}, "run.yaml")
+    made = tuning.tune(run, "miniature", tmp_path / "t.json").methods["snapkv"]
+    assert made.chosen == {"window": 16, "kernel_size": 15, "pooling": "avg"}
+    assert tried[1:5] == [(n, 5) for n in (32, 8, 16, 64)] and {(8, 15), (64, 15)} <= set(tried)
+
+
 def test_a_grid_goes_on_while_the_best_setting_is_at_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(TuningSpec, "settings", 12)
     worth = {("streaming", 64): 0.5, ("streaming", 128): 0.75, ("streaming", 256): 0.6, ("tidal", 9): 0.9}
@@ -118,8 +135,7 @@ def test_a_grid_goes_on_while_the_best_setting_is_at_its_end(monkeypatch: pytest
     [
         (64, [8, 64], None, [128]), (8, [8, 64], None, [4]), (1, [1, 2], None, []), (0, [0, 4], None, []),
         (16, [8, 16, 64], None, []), (0.75, [0.25, 0.75], None, [0.875]), (0.25, [0.25, 0.75], None, [0.125]),
-        ("max", ["avg", "max"], None, []),
-        (31, [5, 31], None, [63]), (5, [5, 31], None, [1]), (7, [7, 31], None, [3]),
+        ("max", ["avg", "max"], None, []), (31, [5, 31], None, [63]), (5, [5, 31], None, [1]), (7, [7, 31], None, [3]),
         (7, [4, 7, 10], range(4, 28), [6, 8]), (4, [4, 7], range(4, 28), [5]), (8, [7, 8, 9], range(4, 28), []),
     ],
 )  # fmt: skip

@@ -186,8 +186,7 @@ def test_one_row_of_angles_serves_all_and_meta_runs(rng: torch.Generator) -> Non
     slots = torch.zeros(3, dtype=torch.int64)
     got = rope_append_gpu(*(x.to(DEVICE) for x in (q, k, v, cos, sin)), k_cache, v_cache, slots.to(DEVICE))
     close(got, rotated(q, turns), TOLERANCE[torch.float32])
-    meta = [x.to("meta") for x in (q, k, v, cos, sin, k_cache, v_cache, slots)]
-    assert rope_append(*meta).shape == q.shape
+    assert rope_append(*(x.to("meta") for x in (q, k, v, cos, sin, k_cache, v_cache, slots))).shape == q.shape
 
 
 def test_rope_append_refuses_what_does_not_fit(rng: torch.Generator) -> None:

@@ -80,8 +80,7 @@ def test_yarn_shares_weights_and_agrees_with_transformers_past_the_trained_lengt
     os.utime(shared, (0, 0), follow_symlinks=False)  # as a workflow dates what a job made
     assert (base / "model.safetensors").stat().st_mtime == before
     assert read_config(longer).max_positions == 256
-    ids = [3 + 7 * at % 250 for at in range(200)]
-    assert logit_difference(longer, ids) < 1e-4
+    assert logit_difference(longer, [3 + 7 * at % 250 for at in range(200)]) < 1e-4
     assert (logits(longer) - logits(base)).abs().max() > 1e-3  # YaRN changes short contexts too
 
 

@@ -64,8 +64,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_device_is_looked_at_while_it_works(fake_cuda: list[str]) -> None:
     clock = timing.clock_for(CUDA)
-    us = clock(lambda: fake_cuda.append("work"), lambda: fake_cuda.append("look"))
-    assert us == 1500.0
+    assert clock(lambda: fake_cuda.append("work"), lambda: fake_cuda.append("look")) == 1500.0
     assert fake_cuda == ["synchronize", "spin", "event", "work", "event", "look", "wait"]
 
 
