@@ -6,6 +6,7 @@ shows its card, where it holds, and how fast it is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -242,6 +243,7 @@ def write_methods(site: Site) -> None:
             speeds=_speeds(site, method),
             texts=text_speeds(site, method),
             gates=_gates(site, method),
+            ran=_ran(site, method),
         )
 
 
@@ -298,6 +300,20 @@ def text_speeds(site: Site, method: str) -> list[dict[str, Any]]:
                 "interval": wording.interval(r.low, r.high, "times"),
             })  # fmt: skip
     return out
+
+
+def _ran(site: Site, method: str) -> dict[str, str]:
+    """Return the numbers and words among the method's knobs that differ from the card's, by run; no small models'."""
+    card, found = wording.card(method), dict[str, list[str]]()
+    default = {knob.name: knob.default for knob in card.knobs if not knob.file} if card else {}
+    for run in site.current:
+        rows = run.summary[run.summary.method == method] if len(run.summary) and not run.pilot else run.summary[:0]
+        rows = rows[~rows.model.isin(wording.TITLES["small"])]
+        for given in map(json.loads, rows.params.drop_duplicates()):
+            words = [f"{name} {value}" for name, value in given.items() if value != default.get(name, value)]
+            if words:
+                found.setdefault(", ".join(words), []).append(run.name)
+    return {words: ", ".join(in_order(runs)) for words, runs in found.items()}
 
 
 def _gates(site: Site, method: str) -> list[str]:
