@@ -307,8 +307,9 @@ def _ran(site: Site, method: str) -> dict[str, str]:
     card, found = wording.card(method), dict[str, list[str]]()
     default = {knob.name: knob.default for knob in card.knobs if not knob.file} if card else {}
     for run in site.current:
-        rows = run.summary[run.summary.method == method] if len(run.summary) and not run.pilot else run.summary[:0]
-        rows = rows[~rows.model.isin(wording.TITLES["small"])]
+        if run.pilot or run.summary.empty:
+            continue
+        rows = run.summary[(run.summary.method == method) & ~run.summary.model.isin(wording.TITLES["small"])]
         for given in map(json.loads, rows.params.drop_duplicates()):
             words = [f"{name} {value}" for name, value in given.items() if value != default.get(name, value)]
             if words:
