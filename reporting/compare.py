@@ -135,6 +135,7 @@ def _rows(
                 "budget": run.budget(variant, budget, row.budget_tokens), "size": _size(row),
                 "reads": getattr(row, "kv_tokens_read", None), "speeds": speeds, "lost": lost, "ranks": ranked,
                 "bytes": max((r.bytes_share for r in ranked if r), default=None),
+                "untuned": "" if wording.missing(said := getattr(row, "untuned", None)) else said,
             }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ ROADS = {
     "all long answers": (r"Long answers.*Scores by budget.*Quest", ["task-mini-longgen.html"]),
     "a method's card": (r"LycheeDecode.*Smallest budget within the margin.*Differences", ["method-lychee.html"]),
     "which knobs ran": (r"Knobs that ran.*window 64.*kernel_size 255.*?qwen", ["method-snapkv.html"]),
-    "every variant at 32K": (r"Compare all variants.*LycheeDecode", ["compare.html"]),
+    "every variant at 32K": (r"Compare all variants.*LycheeDecode.*PyramidKV untuned", ["compare.html"]),
     "what others print": (r"Same order in 16 of 18 pairs.*kvpress", ["compare.html"]),
     "a task from a method": (r"RULER.*Scores by budget", ["method-quest.html", "task-ruler.html"]),
 }
