@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from longdecode.engine.decoder import Decoder, LayerWeights
 from longdecode.engine.kv_cache import DenseCache
@@ -46,7 +47,6 @@ class GatedModel:
         """
         decoder = self.decoder
         causal = causal_mask(start, tokens.shape[1], tokens.device)
-        bias = self._bias(causal[None, None, None])
         streams = self.sparse.branch == "streaming"
         sets = streaming_mask(start, tokens.shape[1], self.sparse, tokens.device)[None, None, None] if streams else None
         rope = decoder.rope.at(torch.arange(start, start + tokens.shape[1], device=tokens.device)[None])
@@ -56,7 +56,7 @@ class GatedModel:
             q, k, v = self._heads(layer, residual, rope)
             keys = torch.cat((cache.keys(index)[:, :, :start], k), dim=2)
             values = torch.cat((cache.values(index)[:, :, :start], v), dim=2)
-            attended = full = _attend(q, keys, values, bias)
+            attended = full = _attend_all(q, keys, values)
             if gates is not None:
                 z = gates[:, index, :, None, None, None]
                 if sets is not None:
@@ -101,6 +101,14 @@ class GatedModel:
         if sets is None or self.sparse.inherit == "previous_layer":
             return own
         return torch.where(z > 0.5, own, sets)
+
+
+def _attend_all(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention ``[B, Hkv, G, T, D]`` of the last ``T`` positions to all before them."""
+    causal = causal_lower_right(q.shape[3], keys.shape[2])
+    return F.scaled_dot_product_attention(q.flatten(1, 2), keys, values, causal, enable_gqa=True).unflatten(
+        1, q.shape[1:3]
+    )
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
