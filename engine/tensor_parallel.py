@@ -11,14 +11,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import partial
-from itertools import permutations, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symmetric
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -34,6 +32,7 @@ from longdecode.engine.ranks import Rank, over_gpus
 from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.weights import _read_weights, _Reader, check_checkpoint, load_decoder
 from longdecode.kernels.linear import linear
+from longdecode.kernels.peer_sum import CAPACITY, PeerSum, reach_each_other
 
 T = TypeVar("T")
 
@@ -43,8 +42,6 @@ _SPLIT_AXES = {
     "q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 0, "up_proj": 0, "lm_head": 0, "o_proj": 1, "down_proj": 1,
 }  # fmt: skip
 """Axis along which a module's tensors are split; every other tensor is whole on every rank."""
-ONE_SHOT_BYTES = 1 << 19
-"""Largest sum that one kernel takes; NCCL is faster for larger ones."""
 
 
 class TensorParallelDecoder(Decoder):
@@ -60,7 +57,7 @@ class TensorParallelDecoder(Decoder):
         super().__init__(rank.share_of(whole), weights, device, dtype)
         self.whole = whole
         self.rank = rank
-        self.shared = shared_buffer(rank.world, device, dtype)
+        self.small_sum = PeerSum(device, dtype) if reach_each_other(rank.world, device) else None
 
     def forward(self, block: TokenBlock, state: DecodeState | PrefillState, method: AttentionMethod) -> Tensor:
         """See ``Decoder.forward``; every rank feeds the same block and gets the same hidden states.
@@ -82,24 +79,11 @@ class TensorParallelDecoder(Decoder):
         return torch.cat(parts, dim=-1)[..., :vocab].float().contiguous()
 
     def _summed(self, part: Tensor) -> Tensor:
-        """See ``Decoder._summed``; every rank gets the sum: of a step by one kernel, of a prompt in place of its part."""
-        if self.shared is not None and part.numel() <= self.shared.numel():
-            return torch.ops.symm_mem.one_shot_all_reduce_copy(self.shared, part, "sum", dist.group.WORLD.group_name)
+        """See ``Decoder._summed``; every rank gets the sum, in place of its part."""
+        if self.small_sum is not None and part.numel() <= CAPACITY:
+            return self.small_sum(part)
         dist.all_reduce(part)
         return part
-
-
-def shared_buffer(world: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-    """Return memory that every rank's kernels read, for small sums; ``None`` where the GPUs cannot, or torch's do not.
-
-    A sum of some KB takes NCCL about 19 us and one kernel over such memory about 5.
-    """
-    peers = permutations(range(world), 2)
-    if dtype == torch.float16 or device.type != "cuda" or not all(starmap(torch.cuda.can_device_access_peer, peers)):
-        return None
-    buffer = symmetric.empty(ONE_SHOT_BYTES // dtype.itemsize, dtype=dtype, device=device)
-    symmetric.rendezvous(buffer, dist.group.WORLD)
-    return buffer
 
 
 def refuse_method(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -38,12 +39,14 @@ class SparseBranch:
         return min(total_tokens, max(self.sink + self.recent, int(self.ratio * total_tokens)))
 
 
+@lru_cache(maxsize=1)
 def causal_mask(start: int, tokens: int, device: torch.device) -> Tensor:
     """Return which of ``start + tokens`` positions each of the last ``tokens`` may attend to, ``[T, S]``."""
     positions = torch.arange(start + tokens, device=device)
     return positions <= positions[start:, None]
 
 
+@lru_cache(maxsize=1)
 def streaming_mask(start: int, tokens: int, branch: SparseBranch, device: torch.device) -> Tensor:
     """The first ``sink`` positions and each query's last ``recent``, its own included, ``[T, S]``."""
     positions = torch.arange(start + tokens, device=device)

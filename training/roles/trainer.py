@@ -93,7 +93,10 @@ class Trainer:
         """One batch's loss; its gradients stand at the gates."""
         teacher, targets = self._teacher(batch)
         noise = self.gates.uniform(len(targets), self.generator)
-        student = self.model.hidden(targets, self.cache, batch.start, self.gates.sample(noise))
+        gates = self.gates.sample(noise)
+        # A noisy gate that was clipped has no gradient; a plain number that stands at 0 has one.
+        closed = (gates == 0).all(dim=2).all(dim=0).tolist() if self.gates.floor else None
+        student = self.model.hidden(targets, self.cache, batch.start, gates, closed)
         loss = self.objective.loss(self.objective.distance(self.model, student, teacher), self.gates)
         self.optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
