@@ -11,10 +11,23 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperOption
 
 from longdecode.engine.errors import ConfigError, LongDecodeError, refuse_unknown
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.reporting.terminal import compared, show
+
+
+class Once(TyperCommand):
+    """A command that refuses an option given twice, of which click would take the last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments as click does, once they are known to be single."""
+        given = [option for option in self.make_parser(ctx).parse_args([*args])[2] if isinstance(option, TyperOption)]
+        for option in (option for option in given if not option.multiple and given.count(option) > 1):
+            raise ConfigError(f"{option.opts[0]}: given more than once; give it once, a list with commas")
+        return super().parse_args(ctx, args)
+
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 methods_app = typer.Typer(help="List the methods, or start one of your own.")
@@ -22,8 +35,6 @@ data_app = typer.Typer(help="List the suites and their data, fetch it, check it.
 app.add_typer(methods_app, name="methods")
 app.add_typer(data_app, name="data")
 console = Console(highlight=False, markup=False, width=None if sys.stdout and sys.stdout.isatty() else 180)
-
-CORES = os.cpu_count() or 1
 
 
 def tokens_of(text: str) -> int:
@@ -93,7 +104,7 @@ def methods(context: typer.Context) -> None:
     show(console, ("method", "title", "family", "least budget", "paper"), rows)
 
 
-@methods_app.command("new")
+@methods_app.command("new", cls=Once)
 def new_method(
     name: Annotated[str, typer.Argument(help="Lower-case letters, digits and _.")],
     into: Annotated[Path, typer.Option(help="Folder of methods.")] = Path("methods"),
@@ -107,7 +118,7 @@ def new_method(
     console.print(f"longdecode check {name}")
 
 
-@app.command()
+@app.command(cls=Once)
 def demo() -> None:
     """Answer look-ups on the miniature with five methods: what each reads and gets right. Two minutes on a CPU."""
     from longdecode.demo import demonstrated
@@ -116,7 +127,7 @@ def demo() -> None:
         console.print("".join(f"{cell:<20}" for cell in row))
 
 
-@app.command()
+@app.command(cls=Once)
 def init(
     model: Annotated[str, MODEL],
     out: Out = None,
@@ -133,11 +144,11 @@ def init(
     console.print(f"{written}: longdecode run {shlex.quote(str(written))}", soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=Once)
 def run(
     typed: typer.Context,
     profile: Annotated[str, typer.Argument(help="A configuration file, or a profile of config/.")] = "demo",
-    cores: Annotated[int, typer.Option(min=1, help="Cores that jobs may use.")] = CORES,
+    cores: Annotated[int, typer.Option(min=1, help="Cores that jobs may use.")] = os.cpu_count() or 1,
     target: Annotated[str, typer.Option(help="A target of the workflow: gates, scores, times, tune, all.")] = "all",
     config: Annotated[list[str] | None, typer.Option(help="KEY=VALUE over the file's, as snakemake --config.")] = None,
     model: Annotated[str | None, MODEL] = None,
@@ -166,7 +177,7 @@ def run(
     raise typer.Exit(run_workflow(profile, cores, target, config or [], console))
 
 
-@app.command()
+@app.command(cls=Once)
 def plan(
     profile: Annotated[str, typer.Argument(help="A configuration, a profile, or a folder of configurations.")] = "demo",
 ) -> None:
@@ -184,7 +195,7 @@ def plan(
     console.print(*planned(runs), *refusals(runs), sep="\n", soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=Once)
 def check(
     method: Annotated[str, typer.Argument(help="A method's name.")],
     device: Annotated[str, typer.Option(help="Where its kernels run.")] = "auto",
@@ -201,7 +212,7 @@ def check(
     console.print(f"{method} passed the gate: {len(rows)} checks, with defaults and {len(card.variants)} variants")
 
 
-@app.command()
+@app.command(cls=Once)
 def compare(
     a: Annotated[str, typer.Argument(help="A variant, a method, or a folder of results/.")],
     b: Annotated[str, typer.Argument(help="Another.")],
@@ -223,7 +234,7 @@ def compare(
         raise ConfigError(f"no run in results/ compared {a} and {b} at one task, context and budget, or timed both")
 
 
-@app.command()
+@app.command(cls=Once)
 def report(
     profile: Annotated[str, typer.Argument(help="A run; the site over all runs if left out.")] = "",
     shown: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
@@ -242,7 +253,7 @@ def report(
         typer.launch(page.resolve().as_uri())
 
 
-@app.command()
+@app.command(cls=Once)
 def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all if left out.")] = None) -> None:
     """Check that results and pages are as they were written."""
     from longdecode.evals import manifest
@@ -269,9 +280,9 @@ def data(context: typer.Context) -> None:
         show(console, ("suite", "asks", "data", "source", "licence", "MB"), data_rows())
 
 
-@data_app.command("fetch")
+@data_app.command("fetch", cls=Once)
 def fetch_data(
-    suite: Annotated[str, typer.Argument(help="A suite, such as ruler.")],
+    suite: Annotated[str, typer.Argument(help="A suite or a data set, such as ruler.")],
     to: Annotated[Path, typer.Option(help="Folder of all data; the suite's goes to one inside.")] = Path("data"),
 ) -> None:
     """Fetch a suite's data in the layout that configurations name."""
@@ -281,7 +292,7 @@ def fetch_data(
         console.print(line)
 
 
-@data_app.command("check")
+@data_app.command("check", cls=Once)
 def check_data(folder: Annotated[Path, typer.Argument(help="Folder of all data.")] = Path("data")) -> None:
     """Read a prompt of every task whose data lies in a folder, and compare hashes."""
     from longdecode.data_sets import check
@@ -291,7 +302,7 @@ def check_data(folder: Annotated[Path, typer.Argument(help="Folder of all data."
     raise typer.Exit(any(row[-1] != "ok" for row in rows))
 
 
-@app.command()
+@app.command(cls=Once)
 def doctor() -> None:
     """Check Python, torch, the GPU, Triton, bubblewrap, disk and network."""
     from longdecode.doctor import examined
@@ -301,7 +312,7 @@ def doctor() -> None:
     raise typer.Exit(not all(fine for name, fine, _ in found if name in ("python", "torch", "packages")))
 
 
-@app.command("add-results")
+@app.command("add-results", cls=Once)
 def add_results(folder: Annotated[Path, typer.Argument(help="A folder of results/ from elsewhere.")]) -> None:
     """Check a run's tables and manifest, and copy what the manifest lists to results/."""
     from longdecode.reporting.runs import add_run

@@ -28,9 +28,7 @@ def write_method(name: str, into: Path) -> Path:
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise ConfigError(f"{name!r}: a method's name has lower-case letters, digits and _, and begins with a letter")
     if {name, camel} & {*keyword.kwlist, *re.findall("[A-Z]\\w+", str(blocks).replace("RecentOnly", ""))}:
-        raise ConfigError(
-            f"{name!r}: {name} or {camel} means something in Python or in a method's code; choose another"
-        )
+        raise ConfigError(f"{name!r}: {name} or {camel} means something in Python or in a method's code")
     if name in METHODS.folders() or folder.exists() or folder.with_suffix(".py").exists():
         raise ConfigError(f"{name!r} is a method already, or {folder} or {folder}.py is there")
     folder.mkdir(parents=True)

@@ -114,8 +114,8 @@ def miniature_train(job: Job) -> None:
     """Train the miniature; a killed run goes on from its last checkpoint."""
     from longdecode.training.miniature.train import run
 
-    books = job.run.data.get("pg19") or "emozilla/pg19"
-    run(job.outputs[0].parents[1], str(books), "cuda")  # on a CPU it would take days
+    # On a CPU it would take days.
+    run(job.outputs[0].parents[1], str(job.run.data.get("pg19") or "emozilla/pg19"), "cuda")
 
 
 def smollm2_train(job: Job) -> None:
