@@ -102,10 +102,7 @@ def _budget(value: Any) -> Budget:
     fraction = isinstance(value, float) and 0 < value <= 1
     if fraction or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST):
         return Budget(value)
-    raise wrong(
-        f"{value!r}; a fraction of the context (0 < float <= 1), tokens (whole, 1 to {MOST:,}) or bytes, as {{bytes: "
-        "0.25}, is needed"
-    )
+    raise wrong(f"{value!r}; a share of the context (0.1), tokens (1 to {MOST:,}) or {{bytes: 0.25}} is needed")
 
 
 def _tokens_only(budgets: tuple[Budget, ...]) -> tuple[Budget, ...]:

@@ -130,10 +130,8 @@ class Plan:
         try:
             self._lock.acquire(" ".join(sys.argv[1:])[:200])
         except LockHeldError as error:
-            raise ConfigError(
-                f"profile {self.run.profile!r} is being run by {error.holder}; wait until it ends, end it (`kill`), or "
-                "give this run another name: --config profile=NAME"
-            ) from None
+            ways = "wait until it ends, end it (`kill`), or give this run another name: --config profile=NAME"
+            raise ConfigError(f"profile {self.run.profile!r} is being run by {error.holder}; {ways}") from None
 
     def reopen(self) -> None:
         """Set the records of jobs that began and did not end aside, where the next job finds them.

@@ -78,7 +78,7 @@ def data_fault(name: str, place: Path) -> str | None:
     copy = any(data.copies for data in sets) and _may_be_hub_id(str(place)) and place.parts[0] != DATA_FOLDER
     if place.expanduser().is_dir() or hub or copy:
         return None
-    return f"no such folder: {place}; `longdecode data fetch SUITE --to {DATA_FOLDER}` makes {DATA_FOLDER}/{name}"
+    return f"no such folder: {place}; `{sets[0].command}` makes {DATA_FOLDER}/{name}"
 
 
 def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) -> None:

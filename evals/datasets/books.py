@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def read_books(source: Path | None, wanted: Sequence[str]) -> dict[str, str]:
     Raises:
         DataUnavailableError: a book is not there; the message holds the command that fetches it.
     """
-    data = _fetching(wanted)
+    data = SOURCES["pg19"]
     place = data.locate(source)
     texts: dict[str, str] = {}
     if isinstance(place, HubId):
@@ -37,7 +36,7 @@ def read_books(source: Path | None, wanted: Sequence[str]) -> dict[str, str]:
         if parquet and len(texts) < len(wanted):
             texts = _chosen(data, wanted, "parquet", data_files=parquet, split="train") | texts
     if missing := [book for book in wanted if book not in texts]:
-        raise _fetching(missing).unavailable(f"{source} lacks {', '.join(missing)}")
+        raise data.unavailable(f"{source} lacks {', '.join(missing)}")
     return {book: texts[book] for book in wanted}
 
 
@@ -54,8 +53,3 @@ def _chosen(data: DataSet, wanted: Sequence[str], *source: str, **options: Any) 
             if len(texts) == len(set(wanted)):
                 break
     return texts
-
-
-def _fetching(wanted: Sequence[str]) -> DataSet:
-    fetch = str(SOURCES["pg19"].fetch).replace("BOOKS", ",".join(wanted))
-    return replace(SOURCES["pg19"], fetch=fetch)

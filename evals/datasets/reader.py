@@ -44,7 +44,8 @@ class DataSet:
         split: split of the repository.
         config: configuration of the repository.
         gated: the repository asks for its terms to be accepted first.
-        fetch: commands that fetch the set, where ``hf download`` does not.
+        fetch: commands that fetch the set, where no repository of the hub has it.
+        by_hand: a command of the user's, where nothing can fetch the set.
     """
 
     key: str
@@ -57,16 +58,20 @@ class DataSet:
     config: str | None = None
     gated: bool = False
     fetch: str | None = None
+    by_hand: str | None = None
+
+    @property
+    def command(self) -> str:
+        """The command that fetches the set into ``data/<key>``."""
+        return self.by_hand or f"longdecode data fetch {self.key}"
 
     def unavailable(self, why: str) -> DataUnavailableError:
         """Return the error that says why the set cannot be read and which command fetches it."""
-        revision = f" --revision {self.revision}" if self.revision else ""
-        download = f"hf download --repo-type dataset {self.hub_id}{revision} --local-dir {self.key}/{self.folder}"
         terms = f"accept its terms at https://huggingface.co/datasets/{self.hub_id}, log in with `hf auth login`, "
         hub = f", or set it to {FROM_HUB}" if self.hub_id else ""
         return DataUnavailableError(
-            f"{why}; {terms if self.gated else ''}fetch the set with `{self.fetch or download}` and set data.{self.key}"
-            f" to {self.key}{hub}"
+            f"{why}; {terms if self.gated else ''}fetch the set with `{self.command}` (files that "
+            f"are there stay) and set data.{self.key} to data/{self.key}{hub}"
         )
 
     @contextmanager

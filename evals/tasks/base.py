@@ -233,9 +233,7 @@ class Reasked(Task):
             start = whole.find(text.strip())
             at += start - (len(text) - len(text.lstrip()))
             if start < 0 or not 0 < at < len(whole):
-                raise UnsupportedCellError(
-                    f"{self.name}: the chat template changes the text, so that its question cannot be set apart"
-                )
+                raise UnsupportedCellError(f"{self.name}: the chat template changes the text: no question apart")
             text = whole
         return replace(sample, prompt=text[:at], forced=text[at:] + begun, question_chars=0, templated=self.chat)
 

@@ -13,7 +13,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.books import UNSEEN, read_books
 from longdecode.evals.datasets.reader import SOURCES, read_text
@@ -99,10 +99,7 @@ class Books:
             books = read_books(data.get("pg19"), self.ids).values()
             return [book.encode("ascii", "ignore").decode("ascii") for book in books]
         if prose is None:
-            try:
-                return list(read_books(data.get("pg19"), self.ids).values())
-            except DataUnavailableError as error:
-                raise DataUnavailableError(f"{error}; or set data.prose to a text of your own") from error
+            return list(read_books(data.get("pg19"), self.ids).values())
         files = sorted(prose.rglob("*.txt")) if prose.is_dir() else [prose]
         if not files:
             raise _PROSE.unavailable(f"data.prose is {prose}, which holds no *.txt")

@@ -46,17 +46,20 @@ def data_rows() -> Iterator[tuple[str, ...]]:
 
 
 def fetch(suite: str, folder: Path) -> Iterator[str]:
-    """Fetch the data of a suite into ``folder/<key>``; yield a line a set. What is there is not fetched again.
+    """Fetch the data of a suite, or of one key, into ``folder/<key>``; yield a line a set.
+
+    What is there is not fetched again.
 
     Raises:
         ConfigError: no such suite, its prompts are generated, or no network can be reached.
         DataUnavailableError: a set could not be fetched, or its bytes are not those that are known.
     """
-    if not get_suite(suite).data:
+    keys = (suite,) if sets_of(suite) and suite not in SUITES.folders() else get_suite(suite).data
+    if not keys:
         raise ConfigError(f"{suite}: its prompts are generated; there is nothing to fetch")
     if refusal := reached():
         raise ConfigError(f"{refusal}; fetch on a machine that has a network, then copy {folder} here")
-    for key in get_suite(suite).data:
+    for key in keys:
         place = folder / key
         place.mkdir(parents=True, exist_ok=True)
         for name, data in sets_of(key).items():
@@ -69,11 +72,10 @@ def _fetch(name: str, data: DataSet, place: Path) -> None:
     if data.hub_id:
         from huggingface_hub import snapshot_download
 
-        only = DOWNLOADS[name].get("only")
         with data.reading(f"{data.hub_id} could not be fetched"):
             snapshot_download(
                 data.hub_id, repo_type="dataset", revision=data.revision, local_dir=place / data.folder,
-                allow_patterns=only,
+                allow_patterns=DOWNLOADS[name].get("only"),
             )  # fmt: skip
     elif not (place / DOWNLOADS[name]["makes"]).exists():
         programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
@@ -82,7 +84,7 @@ def _fetch(name: str, data: DataSet, place: Path) -> None:
             text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise data.unavailable(f"{name} could not be fetched: {done.stderr.strip().splitlines()[-1:]}")
+            raise DataUnavailableError(f"{name}: {done.stderr.strip()[-99:]}; run in {place.parent}: `{data.fetch}`")
 
 
 def _hashes(name: str, data: DataSet, place: Path) -> str:

@@ -159,7 +159,7 @@ def test_packed_and_plain_files_and_the_hub_s_fields_are_read(tmp_path: Path, mo
     (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))
     assert read_functions("humaneval", tmp_path) == [plain]
     (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(DataUnavailableError, match=r"cannot be read.*hf download .*data\.code to code"):
+    with pytest.raises(DataUnavailableError, match=r"cannot be read.*data fetch code.*data\.code to data/code"):
         read_functions("humaneval", tmp_path)
     asked = []
 

@@ -152,7 +152,7 @@ def test_what_cannot_run_ends_as_a_status(run: Run) -> None:
     assert over[1025].reason is not None and "1024" in over[1025].reason
     book = {(r.context, r.task): r for r in run("full", "mini_book", suites=suites)}
     assert [r.status for r in book.values()] == ["unsupported", "unsupported", "ok", "data_unavailable"]
-    assert "curl" in (book[512, "mini_book_pg19"].reason or "")
+    assert "longdecode data fetch pg19" in (book[512, "mini_book_pg19"].reason or "")
     small = {r.budget: r for r in run("streaming", "mini_recall", budgets=[3, 0.5], suites=suites) if r.context == 256}
     assert (small["3"].status, small["0.5"].status) == ("unsupported", "ok")
     assert "at least 5" in (small["3"].reason or "")

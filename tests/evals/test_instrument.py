@@ -29,9 +29,8 @@ def records(make_record: Maker) -> list[Record]:
     """Write a working instrument's records: Full solves, streaming does not, Quest rises with budget."""
 
     def build() -> Iterator[Record]:
-        tasks = [
-            (suite, task) for suite in ("mini_recall", "mini_longgen", "mini_reason") for task in suite_tasks(suite)
-        ]
+        suites = ("mini_recall", "mini_longgen", "mini_reason")
+        tasks = [(suite, task) for suite in suites for task in suite_tasks(suite)]
         for context in CONTEXTS:
             for suite, task in tasks:
                 common = {"suite": suite, "task": task, "context": context}

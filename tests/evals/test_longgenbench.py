@@ -50,9 +50,8 @@ def data(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="") as handle:
             csv.writer(handle).writerows([stem, "None", "b", "c", "d", "ABCD"[i]] for i, stem in enumerate(stems))
-    write_rows(
-        tmp_path / "LongGenBench_MMLU_prompt.json", [{"anatomy": DEMO, "virology": DEMO, "security_studies": DEMO}]
-    )
+    demos = dict.fromkeys(("anatomy", "virology", "security_studies"), DEMO)
+    write_rows(tmp_path / "LongGenBench_MMLU_prompt.json", [demos])
     return tmp_path
 
 
@@ -114,10 +113,8 @@ def test_answers_count_by_number_wherever_they_stand() -> None:
     # 12 was never answered: what stands under a question is no answer; 9 counts as first given.
     assert marks_by_number(text, golds, 9) == [True, True, True, None, True, True]
     assert marks_by_number("", golds, 9) == [None] * 6
-    assert marks_by_number("Answer_9: The answer is 1/0. Answer_10: The answer is 1 234", golds, 9)[:2] == [
-        False,
-        False,
-    ]
+    wrong = "Answer_9: The answer is 1/0. Answer_10: The answer is 1 234"
+    assert marks_by_number(wrong, golds, 9)[:2] == [False, False]
     letters = "Answer_6: (A) is wrong. The answer is (B).\nAnswer_7: The answer is C\nAnswer_8:\nSurely (D), not (E)."
     assert marks_by_number(letters, ["B", "C", "E", "A"], 6) == [True, True, True, None]
 
@@ -232,9 +229,8 @@ def test_groups_are_whole_and_in_order(data: Path) -> None:
     both = read_groups(data, "csqa", 7)[0].questions
     assert [gold for _, gold in both] == list("EEEEAAA")
     assert both[0][0] == "stem 0\n(A) tA (B) tB (C) tC (D) tD (E) tE\n" and both[6][0].startswith("stem 6\n(A) tA")
-    (data / "LongGenBench_MMLU_prompt.json").write_text(
-        json.dumps(dict.fromkeys(("anatomy", "virology", *_TEXTS["dropped"]), DEMO))
-    )
+    demos = dict.fromkeys(("anatomy", "virology", *_TEXTS["dropped"]), DEMO)
+    (data / "LongGenBench_MMLU_prompt.json").write_text(json.dumps(demos))
     groups = read_groups(data, "mmlu", 4)
     assert [group.subject for group in groups] == ["anatomy", "virology"]
     assert groups[0].demos[1] == ("two?\n(A) u (B) v", "So. The answer is (A).")
@@ -252,15 +248,12 @@ def test_a_sample_is_scored_question_by_question(data: Path) -> None:
     }  # fmt: skip
     with pytest.raises(UnsupportedCellError, match="leaves nothing to generate in a context of 100"):
         sample(task, context=100)
-    assert suite_tasks("longgenbench")[:3] == (
-        "longgenbench_gsm8k_15",
-        "longgenbench_gsm8k_30",
-        "longgenbench_gsm8k_45",
-    )
+    first = tuple(f"longgenbench_gsm8k_{n}" for n in (15, 30, 45))
+    assert suite_tasks("longgenbench")[:3] == first
 
 
 def test_too_few_questions_are_refused(data: Path) -> None:
-    with pytest.raises(DataUnavailableError, match="git clone"):
+    with pytest.raises(DataUnavailableError, match="data fetch longgenbench"):
         read_groups(data, "mmlu", 5)
     (data / "LongGenBench_MMLU_prompt.json").write_text("[3]")
     with pytest.raises(DataUnavailableError, match="cannot be read"):

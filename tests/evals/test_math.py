@@ -88,7 +88,7 @@ def test_rows_without_an_answer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataUnavailableError, match="answer"):
         load_problems("math500", tmp_path)
     write_rows(tmp_path / "gsm8k" / "test.jsonl", [{"question": "P", "answer": "so it is many"}])
-    with pytest.raises(DataUnavailableError, match=r"no integer: 'so it is many'.*hf download .*openai/gsm8k"):
+    with pytest.raises(DataUnavailableError, match=r"no integer: 'so it is many'.*data fetch math"):
         load_problems("gsm8k", tmp_path)
 
 
@@ -105,9 +105,8 @@ def test_the_shipped_layout_is_read_whole(shared_data: Path) -> None:
 
 
 def test_draws_of_a_problem_stand_together_and_share_its_prompt(tmp_path: Path) -> None:
-    write_rows(
-        tmp_path / "aime24" / "test.jsonl", [{"problem": f"problem {i} " * (i + 1), "answer": i} for i in range(9)]
-    )
+    rows = [{"problem": f"problem {i} " * (i + 1), "answer": i} for i in range(9)]
+    write_rows(tmp_path / "aime24" / "test.jsonl", rows)
     task = get_task("aime24", {"math": tmp_path})
     assert (task.samples_per_problem, task.metric, task.temperature, task.top_p) == (16, "avg@16", 0.6, 0.95)
     samples = task.samples(100, 4, 7, Words())  # type: ignore[arg-type]
@@ -131,9 +130,8 @@ def test_draws_of_a_problem_stand_together_and_share_its_prompt(tmp_path: Path) 
 def run(tmp_path: Path, chatty: Path, gate: list[Any]) -> Callable[..., list[Record]]:
     """One job of the suite on a byte model with a chat template and an end-of-sequence token."""
     (chatty / "generation_config.json").write_text(json.dumps({"eos_token_id": [65, 256]}))
-    write_rows(
-        tmp_path / "data" / "math500" / "test.jsonl", [{"problem": f"{i}+1?", "answer": str(i + 1)} for i in range(5)]
-    )
+    rows = [{"problem": f"{i}+1?", "answer": str(i + 1)} for i in range(5)]
+    write_rows(tmp_path / "data" / "math500" / "test.jsonl", rows)
     values = {
         "profile": "tiny", "device": "cpu", "models": {"tiny": {"path": str(chatty)}}, "methods": {"full": {}},
         "budgets": [64], "data": {"math": str(tmp_path / "data")},
@@ -202,7 +200,7 @@ def test_an_empty_file_stands_in_the_summary(tmp_path: Path, run: Callable[..., 
     file.write_text("\n")
     records = run("d")
     assert [(r.status, r.sample_index) for r in records] == [("data_unavailable", -1)]
-    assert f"{file} is empty; fetch the set with `hf download" in str(records[0].reason)
+    assert f"{file} is empty; fetch the set with `longdecode data fetch " in str(records[0].reason)
     row = summary_table(all_cells(records), Spread(0.95, 200, 0)).iloc[0]
     assert (row["suite"], row["task"], row["status"], row["n"]) == ("math", "math500", "data_unavailable", 0)
 

@@ -119,10 +119,10 @@ def test_hostile_tests_are_refused(release: Path, tmp_path: Path, monkeypatch: p
 
 def test_release_files_that_are_missing_or_broken(release: Path) -> None:
     (release / "livecodebench" / FILES[2]).write_text('{"contest_date": 3}\n')
-    with pytest.raises(DataUnavailableError, match=r"test3.jsonl, line 1 has 3 as 'contest_date'.*hf download"):
+    with pytest.raises(DataUnavailableError, match=r"test3.jsonl, line 1 has 3 as 'contest_date'.*data fetch code"):
         read_problems(release)
     (release / "livecodebench" / FILES[2]).write_text("")
-    with pytest.raises(DataUnavailableError, match=r"test3.jsonl is empty; .*hf download"):
+    with pytest.raises(DataUnavailableError, match=r"test3.jsonl is empty; .*data fetch code"):
         read_problems(release)
     (release / "livecodebench" / FILES[2]).unlink()
     with pytest.raises(DataUnavailableError, match=r"test3\.jsonl cannot be read: FileNotFound"):

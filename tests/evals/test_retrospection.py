@@ -94,9 +94,8 @@ def test_states_lie_where_they_must(seed: int) -> None:
         assert float(moved) < 1e-5 if layer < 3 else float(moved) > 1e-5
     # What a past row kept before its correction is what it put out in its own step.
     assert float((rows["three", "output_final_error", 3, 0] - rows["three", "output_error", 3, 0]).abs().max()) > 1e-4
-    assert rows["one", "loss_gap", retrospection.ALL_LAYERS, 7].equal(
-        rows["quest", "loss_gap", retrospection.ALL_LAYERS, 7]
-    )
+    gap = ("loss_gap", retrospection.ALL_LAYERS, 7)
+    assert rows["one", *gap].equal(rows["quest", *gap])
     with pytest.raises(ConfigError, match="one of method 'quest'"):
         next(retrospection.measured(inputs.decoder, prompt, inputs.fed, {"one": built["one"]}))
     with pytest.raises(ConfigError, match="dropped token"):

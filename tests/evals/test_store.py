@@ -128,9 +128,8 @@ def test_a_status_closes_a_cell_until_it_can_improve(tmp_path: Path, records: li
 def damages(raw: bytes, rng: random.Random) -> dict[str, bytes]:
     """Kinds of damage: cut ends, holes that a power cut leaves, flipped bits, edits, lines lost, doubled or moved."""
     lines = raw.splitlines(keepends=True)
-    flips = {
-        f"bit {at}": raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :] for at in rng.sample(range(len(raw)), 30)
-    }
+    places = rng.sample(range(len(raw)), 30)
+    flips = {f"bit {at}": raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :] for at in places}
     return flips | {
         "cut": raw[: -rng.randrange(1, 200)],
         "newline lost": raw[:-1],

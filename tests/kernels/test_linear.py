@@ -110,11 +110,8 @@ def test_the_rule_by_shape(rng: torch.Generator, rows: int) -> None:
     assert (choose_launch(4096, 4096, rows, torch.float16) is None) == (rows > MAX_ROWS)
     assert choose_launch(65_536, 300, rows, torch.float16) is None or rows <= MAX_ROWS  # a head
     assert choose_launch(18, 300, rows, torch.float32) is None
-    close(
-        linear_gpu(*(t.to(DEVICE) for t in (x, weight, bias))),
-        x.double() @ weight.double().T + bias,
-        TOLERANCE[x.dtype],
-    )
+    got = linear_gpu(*(t.to(DEVICE) for t in (x, weight, bias)))
+    close(got, x.double() @ weight.double().T + bias, TOLERANCE[x.dtype])
     close(gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE)), gated(x, weight), 2 * TOLERANCE[x.dtype])
 
 

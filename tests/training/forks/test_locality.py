@@ -68,8 +68,7 @@ def test_a_recorded_decode_keeps_the_bound(seed: int) -> None:
     assert trace.ids.shape == (30, CONFIG.num_layers, 2, CONFIG.num_kv_heads, 16)
     assert float(trace.overlaps().min()) >= (16 - 4 - 1) / 16
     rows = locality_rows(spec, trace)
-    assert len(rows) == 2 * CONFIG.num_layers * CONFIG.num_kv_heads and all(
-        len(row) == len(columns(spec)) for row in rows
-    )
+    assert len(rows) == 2 * CONFIG.num_layers * CONFIG.num_kv_heads
+    assert all(len(row) == len(columns(spec)) for row in rows)
     by_name = dict(zip(columns(spec), rows[0], strict=True))
     assert by_name["misses_24"] <= by_name["misses_16"] and 0 < by_name["union"] <= 1

@@ -155,9 +155,8 @@ def test_a_fork_learns_and_runs_in_the_engine_as_it_was_trained(
         attach(tmp_path / "shipped", base, tmp_path / "laid")
         laid = load_decoder(tmp_path / "laid", device="cpu", dtype=torch.float32)
         heads = Nosa.from_budget(run.budget, laid.config).heads
-        assert all(
-            torch.equal(getattr(heads, name), x) for name, x in load_file(heads_file / "importance.safetensors").items()
-        )
+        trained = load_file(heads_file / "importance.safetensors")
+        assert all(torch.equal(getattr(heads, name), x) for name, x in trained.items())
         save_checkpoint(Miniature(replace(SHAPE, num_hidden_layers=3), compiled=False), tmp_path / "deeper")
         with pytest.raises(CheckpointError, match="this model needs"):
             attach(tmp_path / "shipped", tmp_path / "deeper", tmp_path / "not laid")

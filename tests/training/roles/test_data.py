@@ -156,7 +156,7 @@ def test_missing_or_malformed_data_says_how_to_fetch_it(tmp_path: Path, byte_mod
     bad = tmp_path / "bad.json"
     bad.write_text('[{"question": "x"}]', encoding="utf-8")
     for source in (str(bad), str(tmp_path), str(tmp_path / "none.json")):
-        with pytest.raises(DataUnavailableError, match=r"curl -O http.*hotpot_dev_distractor_v1\.json"):
+        with pytest.raises(DataUnavailableError, match=r"longdecode data fetch ruler.*hotpotqa\.json"):
             read_hotpotqa(source)
     decoder, tokenizer = load_decoder(byte_model, device="cpu", dtype=torch.float32), load_tokenizer(byte_model)
     with pytest.raises(DataUnavailableError, match=r"data\.hotpotqa is not set"):

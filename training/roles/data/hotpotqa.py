@@ -17,7 +17,7 @@ from longdecode.methods.registry import get_method
 from longdecode.training.roles.data.batch import SampleSource, TargetSample
 
 FILE = "hotpot_dev_distractor_v1.json"
-FETCH = f"curl -O http://curtis.ml.cmu.edu/datasets/hotpot/{FILE}"
+FETCH = "`longdecode data fetch ruler`, which makes data/ruler/hotpotqa.json"
 CLOSED_BOOK_TOKENS = 20
 _CLOSED_BOOK_BATCH = 32
 _MAX_QUESTIONS_MIXED = 10_000
