@@ -162,9 +162,7 @@ def require_alike(records: Iterable[Record]) -> None:
     for r in records:
         other = first.setdefault(r.model, r)
         if r.status == other.status == "ok" and r.provenance.model_hash != other.provenance.model_hash:
-            raise CellError(
-                f"{r.model}/{r.variant}, {r.task}: scored with other weights than {other.variant}, {other.task}"
-            )
+            raise CellError(f"{r.model}/{r.variant}, {r.task}: other weights than {other.variant}'s, {other.task}")
 
 
 def task_statuses(cells: Cells, spread: Spread) -> dict[tuple[Any, ...], TaskStatus]:

@@ -1,7 +1,9 @@
 """Plan runs before they start: jobs, GPU hours, memory a job, disk, downloads, and what is missing.
 
-A step's time follows the bytes that it reads, a prefill's its operations, at the rates of ``config/papers/sizes.yaml``.
-A method is taken to read its budget and an eighth of the context, for choosing.
+A step takes a time for each layer and each byte that it reads; a prefill one for each operation of its weights, by
+tokens, and of its attention, by their square; a job its start, and the host's work on prompts and batches. Rates are
+those of ``config/papers/sizes.yaml``, of jobs alone on their card. A method is taken to read its budget and an eighth
+of the context, for choosing.
 """
 
 from __future__ import annotations
@@ -29,20 +31,22 @@ from longdecode.evals.run_config import JobSize, RecordFile, RunConfig, record_f
 from longdecode.evals.tasks.registry import folder_of, get_task
 from longdecode.evals.throughput.spec import RAW_SHAPES, SHARED_JOBS
 
-MEASURED_BYTES = 15.0e9  # weights of the 8B shape that a step reads, of 16.1 GB with the embedding
-ATTENTION_OPERATIONS = 2 * 32 * 32 * 128
-"""Of a causal prefill, a squared token: layers, heads, head width. Weights take as many a token as they have bytes."""
+READ_SHARE = 15.0 / 16.1
+"""Of a checkpoint, without the embedding (8B). A prefill does as many operations a token as that has bytes."""
 CHOOSING_SHARE = 1 / 8
 RECORD_BYTES, TOKEN_BYTES = 600, 3
 """Bytes of a stored sample without its output, and of each token of it (zstd; results/tiny and results/h200)."""
-JOB_SECONDS = 90.0
-"""Loading a checkpoint of 8B, its gate and the first kernels, a job."""
-BATCH_SECONDS = 0.5
-"""A variant's cache, graphs and scores, a batch of prompts: what results/qwen-32k/jobs.csv took beside its steps."""
+JOB_SECONDS, LEAST_JOB_SECONDS = 90.0, 10.0
+"""Loading a checkpoint of 8B, its gate and the first kernels, a job; smaller ones take their share, but not less."""
 NEW_TOKENS = 64
 """Tokens that a sample of a suite generates where the sizes do not say: those of generated look-ups."""
-RUNTIME_GB = 2.0
-"""Memory of a job beside weights and caches: CUDA, kernels, activations of a prefill chunk."""
+RUNTIME_GB = 1.0
+"""Memory of a job beside weights, caches and activations: CUDA, kernels, rotations, graphs."""
+PIECE_TOKENS = 16384
+"""Tokens that a prefill takes at once; later pieces attend by a slower kernel of torch than the first."""
+PIECE_WIDTHS, STREAM_WIDTHS = 24, 2
+"""Numbers that a prefill holds, in widths of the model: for a token of a piece, most of them of the feed-forward layer;
+and for every token of the batch, what goes from layer to layer (results/qwen/prefill.csv)."""
 if not (REPOSITORY / "Snakefile").is_file():
     raise ConfigError("this needs a checkout of the project: git clone it, then make setup")
 SIZES: Mapping[str, Any] = read_yaml(REPOSITORY / "config" / "papers" / "sizes.yaml")
@@ -66,42 +70,52 @@ class Cost:
         return [name for name in self.downloads if built_model(name) is None]
 
 
-def step_seconds(read_bytes: float, weight_share: float) -> float:
-    """Return the seconds of one decoding step on the measured device.
-
-    Args:
-        read_bytes: weights, keys and values that it reads.
-        weight_share: the model's size over the measured one's, which what is fixed of a step follows.
-    """
-    return float(TIMES["step_seconds"] * weight_share + TIMES["seconds_per_byte"] * read_bytes)
-
-
-def prefill_seconds(tokens: int, weight_share: float) -> float:
-    """Return the seconds of one row's prompt; ``weight_share`` as in ``step_seconds``."""
-    operations = MEASURED_BYTES * tokens + ATTENTION_OPERATIONS * tokens**2
-    return float(TIMES["seconds_per_operation"] * operations * weight_share)
-
-
 class Size(NamedTuple):
-    """A checkpoint's bytes, and those of its keys and values a token."""
+    """A checkpoint's bytes, and what plans take from its shape.
+
+    ``read_bytes`` are those of the weights that one token goes through: less where experts are chosen. ``width`` is
+    that of a layer's queries, which is the model's or more.
+    """
 
     weights: float
     kv_bytes: float
+    read_bytes: float
+    layers: int
+    width: int
     gated: bool = False
-    read: float = 1.0  # of the weights, what one token goes through: less than all where experts are chosen
+
+    @property
+    def start_seconds(self) -> float:
+        """Seconds until a job does its first work."""
+        return max(LEAST_JOB_SECONDS, JOB_SECONDS * self.weights / 16.1e9)
+
+
+def step_seconds(read_bytes: float, layers: int) -> float:
+    """Return the seconds of one decoding step that reads so many bytes of weights, keys and values."""
+    return float(TIMES["seconds_per_layer"] * layers + TIMES["seconds_per_byte"] * read_bytes)
+
+
+def prefill_seconds(tokens: int, size: Size) -> float:
+    """Return the seconds of one row's prompt, whose causal attention takes ``2 * layers * width * tokens ** 2``."""
+    first, pair = min(tokens, PIECE_TOKENS), 2 * size.layers * size.width
+    later = TIMES["seconds_per_later_operation"] * pair * (tokens**2 - first**2)
+    return float(TIMES["seconds_per_operation"] * (size.read_bytes * tokens + pair * first**2) + later)
 
 
 def size_of(path: str) -> Size | None:
     """Return the size of a checkpoint: as listed, or by its files or config.json here; ``None`` where none says."""
     if known := SIZES["checkpoints"].get(path):
-        return Size(known["bytes"], 4.0 * known["layers"] * known["kv_heads"] * known["head_dim"], "gated" in known)
+        weights, layers, head = known["bytes"], known["layers"], known["head_dim"]
+        kv_bytes, width = 4.0 * layers * known["kv_heads"] * head, known["heads"] * head
+        return Size(weights, kv_bytes, READ_SHARE * weights, layers, width, "gated" in known)
     try:
         config = config_here(path)
     except LongDecodeError:  # no checkpoint
         return None
     files = filter(Path.is_file, folder_here(path).glob("*.safetensors"))
     weights = sum(file.stat().st_size for file in files) or 2.0 * config.parameters()
-    return Size(weights, config.kv_bytes_per_token(2), read=config.parameters(read=True) / config.parameters())
+    read = READ_SHARE * weights * config.parameters(read=True) / config.parameters()
+    return Size(weights, config.kv_bytes_per_token(2), read, config.num_layers, config.num_heads * config.head_dim)
 
 
 def config_here(path: str) -> ModelConfig:
@@ -127,14 +141,15 @@ def cost_of(run: RunConfig) -> Cost:
     heads = {path for model in run.models for path in plan.method_files(run.methods, model)} & set(plan.head_files)
     trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
     cost.jobs = 1 + sum(map(len, (_jobs(run), plan.speed_jobs, plan.generation, plan.forks))) + sum(trained.values())
-    cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600
     if places := list(places_of(run)):
-        at, variants, beside, prompt = max(places, key=lambda each: each[2] + each[0][-1] * each[3])
-        _, used, context, batch = at
-        kept = max(kept_bytes(run, used, name, context, budgets) for name, budgets in variants.items())
-        cost.memory_bytes = beside + batch * (prompt + kept)
-    largest = max((size.weights for model in run.models.values() if (size := size_of(model.path))), default=16.1e9)
-    cost.gpu_hours += largest / 16.1e9 * sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
+        at, variants, beside, *row = max(places, key=lambda each: each[2] + each[0][-1] * each[3])
+        cost.memory_bytes = beside + at[-1] * max(row_bytes(run, at, variants, *row).values())
+    sizes = filter(None, (size_of(model.path) for model in run.models.values()))
+    largest = max(sizes, default=Size(16.1e9, 0, 0, 0, 0))
+    cost.gpu_hours += cost.jobs * largest.start_seconds / 3600
+    cost.gpu_hours += (
+        largest.weights / 16.1e9 * sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
+    )
     for model in run.models.values():
         size, here = size_of(model.path), folder_here(model.path).is_dir()
         if size is None and model.path not in (f"{fork}/model" for fork in plan.forks.values()):
@@ -158,20 +173,20 @@ def _samples_cost(run: RunConfig, file: RecordFile) -> tuple[float, float]:
     spec, size = run.suites[file.suite], size_of(run.models[file.model].path)
     if size is None:
         return 0.0, 0.0
-    share = size.read * size.weights / 16.1e9
     new, seconds, samples = SIZES["new_tokens"].get(folder_of(file.suite)[0], NEW_TOKENS), 0.0, 0.0
     # One prefill serves all budgets, and in a job of many variants all of these, unless rows are filled again.
-    readers = 1 if run.jobs == "cell" or spec.refill else sum(file.suite in run.suites_of(v) for v in run.methods)
+    sharing = 1 if run.jobs == "cell" else sum(file.suite in run.suites_of(v) for v in run.methods)
     for context in spec.contexts if file.context is None else (file.context,):
         for task in (get_task(name, run.data) for name in spec.tasks):
             count = min(spec.samples, SIZES["problems"].get(task.name, math.inf)) * task.samples_per_problem
             for budget in run.budgets_of(file.variant):
                 chosen = budget.tokens(context) if not budget.of_bytes else math.ceil((budget.value or 1) * context)
                 read = context if chosen is None else min(context, chosen + CHOOSING_SHARE * context)
-                step = step_seconds(MEASURED_BYTES * share + min(count, spec.batch) * size.kv_bytes * read, share)
-                seconds += math.ceil(count / spec.batch) * (BATCH_SECONDS + min(new, context // 2) * step)
+                step = step_seconds(size.read_bytes + min(count, spec.batch) * size.kv_bytes * read, size.layers)
+                seconds += math.ceil(count / spec.batch) * (TIMES["batch_seconds"] + min(new, context // 2) * step)
                 samples += count
-            seconds += count * prefill_seconds(context, share) / readers
+            filled = prefill_seconds(context, size) / (1 if spec.refill else sharing)
+            seconds += count * (filled + TIMES["seconds_per_made_token"] * context / sharing)
     return seconds, samples * (RECORD_BYTES + TOKEN_BYTES * new)
 
 
@@ -180,29 +195,44 @@ def _texts_cost(run: RunConfig, text: Any) -> tuple[float, float]:
     size = size_of(run.models[text.model].path)
     if size is None:
         return 0.0, 0.0
-    share, count = size.read * size.weights / 16.1e9, len(text.named) * len(text.samplers) * text.books
+    count = len(text.named) * len(text.samplers) * text.books
     seconds = sum(
-        prefill_seconds(prompt, share)
-        + text.tokens * step_seconds(MEASURED_BYTES * share + size.kv_bytes * (prompt + text.tokens / 2), share)
+        prefill_seconds(prompt, size)
+        + text.tokens * step_seconds(size.read_bytes + size.kv_bytes * (prompt + text.tokens / 2), size.layers)
         for prompt in text.prompts
     )
     return count * seconds, count * len(text.prompts) * (RECORD_BYTES + TOKEN_BYTES * text.tokens)
 
 
-def places_of(run: RunConfig) -> Iterator[tuple[JobSize, Mapping[str, Sequence[Budget]], float, float]]:
-    """Yield each place with its variants' budgets, and the bytes of weights and runtime and of a sequence's prompt.
+def places_of(run: RunConfig) -> Iterator[tuple[JobSize, Mapping[str, Sequence[Budget]], float, float, float]]:
+    """Yield each place with its variants' budgets, and the bytes that it needs.
 
-    Benches that are given a memory choose their batch by it, and are left out; so are models whose size is not known.
+    The first are those of weights, runtime and a piece of a prefill; then a sequence's keys and values, and what is
+    held beside these while it is read. Benches fill caches without a prefill. Those that are given a memory choose
+    their batch by it, and are left out; so are models whose size is not known.
     """
     places: dict[JobSize, dict[str, Sequence[Budget]]] = defaultdict(dict)
     for variant in run.methods:
         for place, budgets in sizes_of(run, variant):
             places[place][variant] = budgets
     for place, variants in places.items():
-        name, model, context, _ = place
+        name, model, context, batch = place
         size = size_of(run.models[model].path if model in run.models else model)
         if size and name not in SHARED_JOBS:
-            yield place, variants, size.weights + RUNTIME_GB * 1e9, context * size.kv_bytes
+            reads = name in run.suites or name in run.generation.runs
+            beside = size.weights + RUNTIME_GB * 1e9 + reads * piece_bytes(size.width, batch * context)
+            yield place, variants, beside, context * size.kv_bytes, reads * 2 * STREAM_WIDTHS * size.width * context
+
+
+def piece_bytes(width: int, tokens: int = PIECE_TOKENS) -> float:
+    """Return the bytes of a piece's activations in a prefill of so many tokens, at two a number."""
+    return 2.0 * PIECE_WIDTHS * width * min(tokens, PIECE_TOKENS)
+
+
+def row_bytes(run: RunConfig, at: JobSize, used: Mapping[str, Any], prompt: float, filled: float) -> dict[str, float]:
+    """Return by variant the bytes of a sequence of a place: its prompt, and the most that is held beside it."""
+    kept = {name: kept_bytes(run, at[1], name, at[2], budgets) for name, budgets in used.items()}
+    return {name: prompt + max(filled, own) for name, own in kept.items()}
 
 
 def too_large(run: RunConfig) -> Iterator[str]:
@@ -213,29 +243,26 @@ def too_large(run: RunConfig) -> Iterator[str]:
     memory, device = TIMES["memory"], TIMES["device"]  # of hours planned, where no GPU is here
     if torch.cuda.is_available():
         memory, device = torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0)
-    for (name, model, context, batch), variants, beside, prompt in places_of(run) if run.device != "cpu" else ():
-        if beside + 2 * batch * prompt <= memory:  # no method keeps more beside a prompt than the prompt takes
+    for at, variants, beside, prompt, filled in places_of(run) if run.device != "cpu" else ():
+        name, model, context, batch = at
+        if beside + 2 * batch * prompt <= memory:  # no more is held beside a prompt than the prompt takes
             continue
-        rows = {name: prompt + kept_bytes(run, model, name, context, budgets) for name, budgets in variants.items()}
+        rows = row_bytes(run, at, variants, prompt, filled)
         most = max(rows, key=rows.__getitem__)
         if (needed := beside + batch * rows[most]) > memory:
             fits = max(0, int((memory - beside) // rows[most]))
-            yield (
-                f"{name} on {model}, {context:,} tokens, batch {batch}: {most} needs "
-                f"{needed / 1e9:,.1f} GB, {device} has {memory / 1e9:,.1f}; "
-                f"the largest batch that fits: {fits or 'none'}"
-            )
+            which = f"{name} on {model}, {context:,} tokens, batch {batch}: {most} needs {needed / 1e9:,.1f} GB"
+            yield f"{which}, {device} has {memory / 1e9:,.1f}; the largest batch that fits: {fits or 'none'}"
 
 
 def kept_bytes(run: RunConfig, model: str, variant: str, context: int, budgets: Sequence[Budget]) -> int:
     """Return what a variant keeps beside a sequence's prompt, its own cache or state; 0 where nothing here tells."""
     from longdecode.engine.kv_cache import CacheShape
 
-    spec = run.methods[variant]
     tokens = max((budget.tokens(context) or 0 for budget in budgets if not budget.of_bytes), default=0)
     try:
         config = config_here(run.models[model].path if model in run.models else model)
-        method = spec.build(tokens or None, config, model)
+        method = run.methods[variant].build(tokens or None, config, model)
         shape = CacheShape(config, 1, context, torch.device("meta"), torch.bfloat16, NEW_TOKENS)
         kept, own = method.footprint(shape)[0], method.make_cache(shape) is not None
     except (LongDecodeError, OSError, RuntimeError):  # no checkpoint, no roles yet, a budget that is none of the method
@@ -245,7 +272,7 @@ def kept_bytes(run: RunConfig, model: str, variant: str, context: int, budgets: 
 
 def planned(runs: Sequence[RunConfig]) -> Iterator[str]:
     """Yield the table of some runs, a row each and one for all, then what is missing, too large or gated."""
-    yield f"hours of one {TIMES['device']} by measured step times, scaled by bytes; jobs may run side by side"
+    yield f"hours of one {TIMES['device']}, by rates measured there, with one job at a time; jobs may run side by side"
     yield f"{'run':<24}{'jobs':>6}{'GPU hours':>12}{'GB a job':>14}{'disk GB':>14}{'download GB':>14}"
     costs = [cost_of(run) for run in runs]
     yield from (_priced(run.profile, [cost]) for run, cost in zip(runs, costs, strict=True))

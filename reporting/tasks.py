@@ -185,17 +185,15 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
         "dash": rows.variant.map(lambda v: "dashed" if v in ("quest", "snapkv") else "solid"),
     })  # fmt: skip
     within = int((losses.verdict == "within").sum()) if len(losses) else 0
-    words = (run.budget(shown[-1], budget) + (" tokens" if budget.isdigit() else "")).replace(
-        " or more tokens", " tokens or more"
-    )
+    words = run.budget(shown[-1], budget) + (" tokens" if budget.isdigit() else "")
+    words = words.replace(" or more tokens", " tokens or more")
     count = f"{within} of {len(losses)} methods stay{'s' * (within == 1)}" if within else "no method stays"
     task = wording.task_title(suite, rows.task.iloc[0])
-    place = f"{task}; {wording.model_title(rows.model.iloc[0])}, {wording.tokens(rows.context.iloc[0])} tokens"
+    model = wording.model_title(rows.model.iloc[0])
+    place = f"{task}; {model}, {wording.tokens(rows.context.iloc[0])} tokens"
     title = f"Scores along the answer with {words}"
     if len(losses):
-        title = (
-            f"{wording.model_title(rows.model.iloc[0])} with {words}: {count} within the margin over the whole answer"
-        )
+        title = f"{model} with {words}: {count} within the margin over the whole answer"
     drawn = " Drawn, of the defaults: three that lose least, two that lose most." if len(shown) <= len(ordered) else ""
     spec = charts.along_lines(frame, _GROUPS, "Place in the answer", "Right, %")
     note = f"{place}, run {run.name}. A point joins neighbouring places.{drawn}"

@@ -111,9 +111,7 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
         folders = [results / profile]
     pairs, steps = _tables(folders, "comparisons.csv"), _tables(folders, "speed.csv")
     if pairs.empty and steps.empty:
-        raise ConfigError(
-            f"{profile or results}: no comparisons.csv or speed.csv with a row; a run that ended has both"
-        )
+        raise ConfigError(f"{profile or results}: no comparisons.csv or speed.csv with a row; an ended run has both")
     known = {*pairs.get("a", ()), *pairs.get("b", ()), *steps.get("variant", ())}
     for name in (a, b):
         if name not in known:

@@ -151,9 +151,8 @@ def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], co
     if query is None or found is None:
         return Entry(text, number, asked=query is not None)
     signed = query.table == "comparisons" and not query.side
-    bounds = wording.interval(found.low, found.high, found.unit) or (
-        f"n = {found.n}" if found.n > 1 and not query.column else ""
-    )
+    sample = f"n = {found.n}" if found.n > 1 and not query.column else ""
+    bounds = wording.interval(found.low, found.high, found.unit) or sample
     share = float(found.row.get("truncated") or 0.0)
     words = f"{share:.0%}" if cut and share >= _SHOWN_CUT else ""
     return Entry(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found, words, asked=True)

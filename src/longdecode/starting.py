@@ -26,7 +26,7 @@ from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import DATA_FOLDER, check, look, require_hub_id
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import write_text
-from longdecode.evals.sweep import RUNTIME_GB, SIZES
+from longdecode.evals.sweep import RUNTIME_GB, SIZES, piece_bytes
 from longdecode.evals.tasks.registry import default_tasks, folder_of, get_suite, suite_names
 from longdecode.learned import LEARNED, own_file
 from longdecode.methods.registry import method_names
@@ -112,7 +112,7 @@ class Starting:
         limit, width = self.config.max_positions, 2 if self.on_gpu else 4
         # The prompt's cache is kept beside the one that a method decodes with.
         token, weights = 2 * self.config.kv_bytes_per_token(width), width * self.config.parameters()
-        free = self.memory - RUNTIME_GB * 1e9 - weights
+        free = self.memory - RUNTIME_GB * 1e9 - weights - width / 2 * piece_bytes(self.config.hidden_size)
         kept = sorted({min(context, limit) for context in asked if min(context, limit) * token <= free})
         said = f"{self.label} reads {limit:,} tokens at most, and {self.memory / 1e9:,.0f} GB of memory are here"
         if not kept:
@@ -159,10 +159,8 @@ class Starting:
             answers = math.ceil(MARGIN * len(source.sample(random.Random(0), 1 << 16).targets))
         shortest = 1024 * math.ceil(answers / 1024)
         if shortest + answers > limit:
-            raise ConfigError(
-                f"--methods {name}: roles are learned on passkeys and their answers, {shortest + answers:,} tokens; "
-                f"{self.label} reads {limit:,}"
-            )
+            need = f"--methods {name}: roles are learned on passkeys and their answers, {shortest + answers:,} tokens"
+            raise ConfigError(f"{need}; {self.label} reads {limit:,}")
         return sorted({shortest, max(shortest, min(8192, self.contexts[-1], limit - answers))})
 
     def _add(self, name: str, suites: dict[str, Any]) -> None:
@@ -210,10 +208,8 @@ def write_config(choices: Choices, out: Path | None, force: bool, note: Callable
     look(run, files)
     check(run, files, device=False)
     if out.exists() and not force and out.read_text(encoding="utf-8") != made.text:
-        raise ConfigError(
-            f"{out} is there already, with other choices; --force writes over it, --out names another, and "
-            f"`longdecode run {out}` runs it as it is"
-        )
+        ways = f"--force writes over it, --out names another, and `longdecode run {out}` runs it as it is"
+        raise ConfigError(f"{out} is there already, with other choices; {ways}")
     write_text(out, made.text)
     return out
 

@@ -14,13 +14,15 @@ import pytest
 import yaml
 
 from longdecode import running
+from longdecode.analysis.gpu_time import gpu_time, jobs_alone
 from longdecode.engine.device import resolve_device
 from longdecode.engine.disk import FileLock
 from longdecode.engine.errors import ConfigError
+from longdecode.evals import sweep
 from longdecode.evals.budgets import Budget
 from longdecode.evals.plan import CLUSTER_THREADS, Plan
 from longdecode.evals.run_config import build_run_config, granted, load_run_config
-from longdecode.evals.sweep import RUNTIME_GB, cost_of, kept_bytes, prefill_seconds, step_seconds
+from longdecode.evals.sweep import RUNTIME_GB, cost_of, kept_bytes, piece_bytes, prefill_seconds, size_of, step_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,27 +75,47 @@ def test_a_killed_command_lets_go_of_its_profile(tmp_path: Path) -> None:
         assert done.returncode == status
 
 
+def fitted(terms: Any, taken: Any) -> Any:
+    """Return the rates by which sums of terms come nearest to what was taken, each error counted by its share."""
+    taken = np.asarray(taken)[:, None]
+    return pytest.approx(list(np.linalg.lstsq(terms / taken, np.ones(len(taken)), rcond=None)[0]), rel=2e-3)
+
+
 def test_a_plan_is_priced_by_the_steps_prefills_and_memory_that_were_measured() -> None:
-    table = pd.read_csv(ROOT / "results" / "h200" / "speed.csv", low_memory=False).dropna(subset=["median_us"])
-    table = table[(table["bench"] == "decode") & (table["model"] == "llama3-8b")]
-    steps = table[table["stage"] == "step"].dropna(subset=["bytes_min"])
-    prefills = table[(table["stage"] == "prefill") & (table["variant"] == "full") & (table["batch"] == 1)]
-    slope, start = np.polyfit(steps["bytes_min"], steps["median_us"] * 1e-6, 1)
-    assert step_seconds(0, 1) == pytest.approx(start, rel=1e-3)
-    assert step_seconds(1e12, 0) == pytest.approx(slope * 1e12, rel=1e-3)
-    total = sum(prefill_seconds(int(context), 1) for context in prefills["context"])
-    assert total == pytest.approx(prefills["median_us"].sum() * 1e-6, rel=1e-3)
-    # Variants of a job share its prefill.
-    cost = cost_of(load_run_config(ROOT / "config/qwen-32k.yaml"))
-    taken = pd.read_csv(ROOT / "results/qwen-32k/jobs.csv").groupby(["revision", "card"])["end_s"].max().sum()
-    assert cost.gpu_hours * 3600 - 90 * cost.jobs == pytest.approx(taken, rel=0.25)
+    sizes = {name: size_of(name) for name in ("llama3-8b", "qwen2.5-coder-1.5b")}
+    runs = (ROOT / "results" / name for name in ("h200", "qwen", "qwen-32k", "qwen-budgets"))
+    table = pd.concat(pd.read_csv(run / "speed.csv", low_memory=False) for run in runs).dropna(subset=["bytes_min"])
+    table = table[(table["bench"] == "decode") & table["model"].isin(sizes) & ~table["method"].str.startswith("hf_")]
+    steps = table[table["stage"] == "step"].dropna(subset=["median_us"])
+    layers = steps["model"].map({name: size.layers for name, size in sizes.items()})
+    rates = fitted(np.c_[layers, steps["bytes_min"]], steps["median_us"] * 1e-6)
+    assert [step_seconds(0, 1), step_seconds(1, 0)] == rates
+    for row in pd.read_csv(ROOT / "results/qwen/prefill.csv").itertuples():
+        size, tokens = sizes[row.model], row.context * row.batch
+        assert row.batch * prefill_seconds(row.context, size) == pytest.approx(row.prefill_ms * 1e-3, rel=0.13)
+        # Streams of the batch and a piece's activations, beside weights and caches.
+        filled = piece_bytes(size.width, tokens) + 4 * size.width * tokens
+        assert 0 < filled + RUNTIME_GB * 1e9 - (row.peak_bytes - row.held_bytes) < 2.2e9
     # Methods with a cache of their own are timed without the prompt beside it.
     run = load_run_config(ROOT / "config" / "h200.yaml")
+    steps = steps[steps["model"] == "llama3-8b"]
     peaks = steps.groupby(["variant", "context", "batch"])["peak_bytes"]
     for place in (("full", 524288, 1), ("quest", 524288, 1), ("retro", 131072, 4), ("lychee", 131072, 4)):
         name, context, batch = place
         needed = 16.06e9 + batch * (context * 131072 + kept_bytes(run, "llama3-8b", name, context, [Budget(4096)]))
         assert 0.2e9 < peaks.max()[place] - needed < 0.6e9 < RUNTIME_GB * 1e9
+
+
+def test_planned_gpu_time_is_what_the_logged_jobs_of_the_able_model_take_alone() -> None:
+    runs = [ROOT / "results" / name for name in ("qwen-32k", "qwen-64k", "qwen-budgets")]
+    jobs, size = pd.concat(map(jobs_alone, runs)), size_of("qwen2.5-coder-1.5b")
+    rates = fitted(np.c_[jobs.batches, jobs.prompts * jobs.context], jobs.host_s - size.start_seconds)
+    assert [sweep.TIMES["batch_seconds"], sweep.TIMES["seconds_per_made_token"]] == rates
+    for run in runs:
+        (row,) = gpu_time(run).itertuples()
+        assert row.planned_s == pytest.approx(row.alone_s, rel=0.25)
+    # The peak of results/qwen/prefill.csv, without what CUDA itself holds.
+    assert 0 < cost_of(load_run_config(ROOT / "config/qwen-64k.yaml")).memory_bytes - 22.76e9 < 1e9
 
 
 def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -> None:
