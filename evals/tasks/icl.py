@@ -71,7 +71,7 @@ class ManyShot(Task):
         """Texts of the test split whose label has examples, with their labels."""
         asked = read_texts(self.dataset, "test", self.data.get("icl"))
         if not (known := [(text, label) for text, label in asked if label in self.examples]):
-            raise SOURCES[SETS[self.dataset][0]].unavailable(f"{self.data['icl']}: none asked has an example's label")
+            raise SOURCES[SETS[self.dataset][0]].unavailable(f"{self.data['icl']}: no text has an example's label")
         return known
 
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:

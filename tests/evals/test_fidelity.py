@@ -151,7 +151,7 @@ def test_texts_that_cannot_be_used_are_refused(prose: Path, tmp_path: Path) -> N
         ({"prose": prose}, 50_000, UnsupportedCellError, "no text has 50000 tokens"),
         ({"prose": prose}, 128, UnsupportedCellError, "continues by 128 of 128"),
         ({"prose": tmp_path / "absent.txt"}, 1024, DataUnavailableError, "absent.txt cannot be read.*set data.prose"),
-        ({"pg19": tmp_path}, 1024, DataUnavailableError, "longdecode data fetch pg19.*data.prose"),
+        ({"pg19": tmp_path}, 1024, DataUnavailableError, "longdecode data fetch pg19.*data.pg19"),
     ):
         with pytest.raises(error, match=said):
             get_task("fidelity_forced", data).samples(context, 1, 0, byte_tokenizer())
