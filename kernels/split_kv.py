@@ -73,6 +73,23 @@ def arrival_counters(needed: int, device: torch.device) -> Tensor:
 
 
 @triton.jit
+def deal_out(i_split, tiles, SPLITS: tl.constexpr):
+    """Return the first tile of a split and the one after its last; the first splits take what is left over."""
+    share = tiles // SPLITS
+    spare = tiles % SPLITS
+    start = i_split * share + tl.minimum(i_split, spare)
+    return start, start + share + tl.where(i_split < spare, 1, 0)
+
+
+@triton.jit
+def empty_state(BLOCK_ROWS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
+    """Return maximum, sum and weighted values of rows that have read nothing, as ``softmax_step`` takes them."""
+    b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
+    b_total = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS if BLOCK_ROWS == 16 else 1], dtype=tl.float32)
+    return b_top, b_total, tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
+
+
+@triton.jit
 def tile_scores(b_q, b_k, scale_log2):
     """Return scaled scores of a tile in base 2: ``b_q`` ``[R, D]`` and ``b_k`` ``[N, D]`` give ``[R, N]`` float32."""
     return tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale_log2

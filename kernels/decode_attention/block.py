@@ -6,13 +6,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from longdecode.kernels.split_kv import finish_part
+from longdecode.kernels.split_kv import deal_out, empty_state, finish_part
 
 
 @triton.jit
 def load_tile(
     p_k, p_v, tokens, K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WHOLE: tl.constexpr, UPCAST: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Load keys and values ``[N, D]`` of a tile; without ``WHOLE`` only its first ``tokens`` tokens, zero elsewhere."""
     o_token = tl.arange(0, BLOCK_TOKENS).to(tl.int64)
@@ -26,9 +26,6 @@ def load_tile(
         loaded = (o_token < tokens)[:, None] & (o_dim < DIM)[None, :]
         b_k = tl.load(p_keys, mask=loaded, other=0.0)
         b_v = tl.load(p_values, mask=loaded, other=0.0)
-    if UPCAST:
-        b_k = b_k.to(tl.float32)
-        b_v = b_v.to(tl.float32)
     return b_k, b_v
 
 
@@ -39,7 +36,7 @@ def fold_tile(b_q, b_k, b_v, b_top, b_total, b_acc, scale_log2, b_visible, MASKE
     The scale, above 0, is applied to the maximum and, in one multiply-add, to the scores. Sums are kept as in
     ``split_kv.softmax_step``.
     """
-    b_scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+    b_scores = tl.dot(b_q, tl.trans(b_k.to(b_q.dtype)), input_precision="ieee")
     if MASKED:
         b_scores = tl.where(b_visible, b_scores, float("-inf"))
     b_new = tl.maximum(b_top, tl.max(b_scores, 1) * scale_log2)
@@ -50,7 +47,7 @@ def fold_tile(b_q, b_k, b_v, b_top, b_total, b_acc, scale_log2, b_visible, MASKE
         b_total = b_total * b_shrink[:, None] + tl.sum(b_weights, 1)[:, None]
     else:
         b_total = b_total * b_shrink[:, None] + b_weights
-    b_acc = tl.dot(b_weights.to(b_v.dtype), b_v, b_acc * b_shrink[:, None], input_precision="ieee")
+    b_acc = tl.dot(b_weights.to(b_q.dtype), b_v.to(b_q.dtype), b_acc * b_shrink[:, None], input_precision="ieee")
     return b_new, b_total, b_acc
 
 
@@ -67,9 +64,7 @@ def load_rows(
     b_q = tl.load(p_q + o_q, mask=(o_row < ROWS)[:, None] & (o_dim < DIM)[None, :], other=0.0)
     if UPCAST:
         b_q = b_q.to(tl.float32)
-    b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
-    b_total = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS if BLOCK_ROWS == 16 else 1], dtype=tl.float32)
-    b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
+    b_top, b_total, b_acc = empty_state(BLOCK_ROWS, BLOCK_DIM, BLOCK_TOKENS)
     return b_q, b_top, b_total, b_acc
 
 
@@ -127,10 +122,7 @@ def block_attention_kernel(
     length = tl.load(p_lengths + i_batch * length_batch + i_head * length_head)
     length = tl.maximum(tl.minimum(length, capacity), 0).to(tl.int32)
     tiles = tl.cdiv(length, BLOCK_TOKENS)
-    share = tiles // SPLITS
-    spare = tiles % SPLITS
-    start = i_split * share + tl.minimum(i_split, spare)
-    stop = start + share + tl.where(i_split < spare, 1, 0)
+    start, stop = deal_out(i_split, tiles, SPLITS)
     whole = tl.maximum(length - QUERIES, 0) // BLOCK_TOKENS
 
     p_q += i_batch * q_batch
@@ -141,9 +133,7 @@ def block_attention_kernel(
     p_k += i_batch * k_batch + i_head * k_head + start.to(tl.int64) * (BLOCK_TOKENS * K_TOKEN)
     p_v += i_batch * v_batch + i_head * v_head + start.to(tl.int64) * (BLOCK_TOKENS * V_TOKEN)
     for _ in range(start, tl.minimum(stop, whole)):
-        b_k, b_v = load_tile(
-            p_k, p_v, BLOCK_TOKENS, K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, BLOCK_TOKENS, True, UPCAST
-        )
+        b_k, b_v = load_tile(p_k, p_v, BLOCK_TOKENS, K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, BLOCK_TOKENS, True)
         b_top, b_total, b_acc = fold_tile(b_q, b_k, b_v, b_top, b_total, b_acc, scale_log2, None, False)
         p_k += BLOCK_TOKENS * K_TOKEN
         p_v += BLOCK_TOKENS * V_TOKEN
@@ -153,7 +143,7 @@ def block_attention_kernel(
     for i_token in tl.range(tl.maximum(start, whole) * BLOCK_TOKENS, until, LAST_TOKENS, num_stages=2):
         o_token = i_token + tl.arange(0, LAST_TOKENS)
         b_k, b_v = load_tile(
-            p_k, p_v, length - i_token, K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, LAST_TOKENS, False, UPCAST
+            p_k, p_v, length - i_token, K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, LAST_TOKENS, False
         )
         b_visible = visible_slots(p_mask, i_row, o_token, length - QUERIES, length, QUERIES, BLOCK_ROWS)
         b_top, b_total, b_acc = fold_tile(b_q, b_k, b_v, b_top, b_total, b_acc, scale_log2, b_visible, True)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.decode_attention.block import block_attention_kernel
+from longdecode.kernels.decode_attention.block import block_attention_kernel, load_rows, load_tile
 from longdecode.kernels.decode_attention.launch import DecodeLaunch, choose_launch
 from longdecode.kernels.decode_attention.naive import check_logits
 from longdecode.kernels.layout import check_block, needs_upcast
@@ -16,6 +16,7 @@ from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_fo
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
+    deal_out,
     finish_part,
     merge_partials,
     merge_tile,
@@ -31,40 +32,28 @@ _LN2 = tl.constexpr(0.6931471805599453)
 def dense_tile(
     p_k, p_v, b_q, b_top, b_total, b_acc, tokens, scale_log2, p_logits, o_logits,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WHOLE: tl.constexpr, UPCAST: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Fold the tile at ``p_k``, ``p_v`` into the state; without ``WHOLE`` only its first ``tokens`` tokens count.
 
     The scores of a row go to ``p_logits + o_logits`` ``[R]`` and on, where that is given.
     """
     o_token = tl.arange(0, BLOCK_TOKENS).to(tl.int64)
-    o_dim = tl.arange(0, BLOCK_DIM)
-    p_keys = p_k + o_token[:, None] * K_TOKEN + o_dim[None, :] * K_DIM
-    p_values = p_v + o_token[:, None] * V_TOKEN + o_dim[None, :] * V_DIM
-    if WHOLE and DIM == BLOCK_DIM:
-        b_k = tl.load(p_keys)
-        b_v = tl.load(p_values)
-    else:
-        loaded = (o_token < tokens)[:, None] & (o_dim < DIM)[None, :]
-        b_k = tl.load(p_keys, mask=loaded, other=0.0)
-        b_v = tl.load(p_values, mask=loaded, other=0.0)
-    if UPCAST:
-        b_k = b_k.to(tl.float32)
-        b_v = b_v.to(tl.float32)
-    b_scores = tile_scores(b_q, b_k, scale_log2)
+    b_k, b_v = load_tile(p_k, p_v, tokens, K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, BLOCK_TOKENS, WHOLE)
+    b_scores = tile_scores(b_q, b_k.to(b_q.dtype), scale_log2)
     if not WHOLE:
         b_scores = tl.where((o_token < tokens)[None, :], b_scores, float("-inf"))
     if p_logits is not None:
         written = (o_logits >= 0)[:, None] & (o_token < tokens)[None, :]
         tl.store(p_logits + o_logits[:, None] + o_token[None, :], b_scores * _LN2, mask=written)
-    return softmax_step(b_scores, b_v, b_top, b_total, b_acc)
+    return softmax_step(b_scores, b_v.to(b_q.dtype), b_top, b_total, b_acc)
 
 
 @triton.jit
 def decode_attention_kernel(
     p_q, p_k, p_v, p_lengths, p_acc, p_top, p_total, p_counters, p_out, p_lse, p_tokens_read, p_logits,
     q_batch, q_head, q_row, q_dim, k_batch, k_head, v_batch, v_head, read_batch,
-    scale_log2, queries, capacity, kv_heads,
+    scale_log2, capacity, kv_heads,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     ROWS: tl.constexpr, ROW_TILES: tl.constexpr, SPLITS: tl.constexpr, FUSED: tl.constexpr,
@@ -73,12 +62,12 @@ def decode_attention_kernel(
 ):  # fmt: skip
     """One split of one KV head: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``.
 
-    ``s_i = log2(e) * scale * q . k_i``; query ``t`` of head ``h`` in the group is row ``h * T + t``. Grid
+    ``s_i = log2(e) * scale * q . k_i``; the query of head ``h`` in the group is row ``h``. Grid
     ``(ROW_TILES * SPLITS, Hkv, B)``. Each list's own whole tiles are dealt out over the splits, the first ones taking
     what is left over; the last takes the tokens after the last whole tile, the only ones under a mask. The last
     program of a list to finish joins the parts (``finish_part``).
 
-    ``p_q`` ``[B, Hq, T, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides (the
+    ``p_q`` ``[B, Hq, 1, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides (the
     arguments named by tensor and axis, in elements); ``p_lengths`` ``[B]`` integer; partials as in ``Partials``, slot
     ``list * SPLITS + split``; ``p_out`` and ``p_lse`` contiguous; ``p_tokens_read`` ``[B]`` int64 or None;
     ``p_logits`` ``[B, Hq, S]`` float32 contiguous or None, which receives ``scale * q . k_i``. Sums run in float32.
@@ -97,24 +86,16 @@ def decode_attention_kernel(
     i_list = i_batch * kv_heads + i_head
     i_row = i_tile * BLOCK_ROWS
     o_row = i_row + tl.arange(0, BLOCK_ROWS)
-    o_dim = tl.arange(0, BLOCK_DIM)
 
     length = tl.load(p_lengths + (i_list if LENGTHS_BY_HEAD else i_batch))
     length = tl.maximum(tl.minimum(length, capacity), 0).to(tl.int32)
     whole = length // BLOCK_TOKENS
-    share = whole // SPLITS
-    spare = whole % SPLITS
-    start = i_split * share + tl.minimum(i_split, spare)
-    stop = start + share + tl.where(i_split < spare, 1, 0)
+    start, stop = deal_out(i_split, whole, SPLITS)
 
-    o_head = i_head * (ROWS // queries) + o_row // queries
-    o_q = (i_batch * q_batch + o_head * q_head + (o_row % queries) * q_row)[:, None] + (o_dim * q_dim)[None, :]
-    b_q = tl.load(p_q + o_q, mask=(o_row < ROWS)[:, None] & (o_dim < DIM)[None, :], other=0.0)
-    if UPCAST:
-        b_q = b_q.to(tl.float32)
-    b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
-    b_total = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS if BLOCK_ROWS == 16 else 1], dtype=tl.float32)
-    b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
+    p_q += i_batch * q_batch
+    b_q, b_top, b_total, b_acc = load_rows(
+        p_q, q_head, q_row, q_dim, i_row, i_head * ROWS, 1, ROWS, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST
+    )
     p_k += i_batch * k_batch + i_head * k_head + start.to(tl.int64) * (BLOCK_TOKENS * K_TOKEN)
     p_v += i_batch * v_batch + i_head * v_head + start.to(tl.int64) * (BLOCK_TOKENS * V_TOKEN)
     # Where each row's scores of the next tile go; negative for rows of padding, whatever is added.
@@ -122,7 +103,7 @@ def decode_attention_kernel(
     for _ in range(start, stop):
         b_top, b_total, b_acc = dense_tile(
             p_k, p_v, b_q, b_top, b_total, b_acc, BLOCK_TOKENS, scale_log2, p_logits, o_logits,
-            K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, BLOCK_TOKENS, True, UPCAST,
+            K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, BLOCK_TOKENS, True,
         )  # fmt: skip
         p_k += BLOCK_TOKENS * K_TOKEN
         p_v += BLOCK_TOKENS * V_TOKEN
@@ -131,7 +112,7 @@ def decode_attention_kernel(
     if (i_split == SPLITS - 1) & (left > 0):
         b_top, b_total, b_acc = dense_tile(
             p_k, p_v, b_q, b_top, b_total, b_acc, left, scale_log2, p_logits, o_logits,
-            K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, BLOCK_TOKENS, False, UPCAST,
+            K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, BLOCK_TOKENS, False,
         )  # fmt: skip
     if p_tokens_read is not None:  # noqa: SIM102 (known when compiling; the other is not)
         if (i_tile == 0) & (i_split == 0):
@@ -213,7 +194,7 @@ def decode_attention_gpu(
     with torch.cuda.device_of(q):
         if queries == 1:
             decode_attention_kernel[grid](
-                q, k, v, kv_lengths.contiguous(), *scratch, logits, *strides, read_batch, scale_log2, 1, capacity,
+                q, k, v, kv_lengths.contiguous(), *scratch, logits, *strides, read_batch, scale_log2, capacity,
                 kv_heads, LENGTHS_BY_HEAD=kv_lengths.dim() == 2, **settings,
                 **overlap_settings(not launch.fused_merge and not alone, q.device),
             )  # fmt: skip

@@ -16,6 +16,8 @@ from longdecode.kernels.quantised_kv.naive import V_BLOCK, Fp8Layer
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
+    deal_out,
+    empty_state,
     finish_part,
     merge_partials,
     merge_tile,
@@ -77,19 +79,14 @@ def fp8_attention_kernel(
     length = tl.load(p_lengths + i_batch)
     length = tl.maximum(tl.minimum(length, capacity), 0).to(tl.int32)
     whole = length // BLOCK_TOKENS
-    share = whole // SPLITS
-    spare = whole % SPLITS
-    start = i_split * share + tl.minimum(i_split, spare)
-    stop = start + share + tl.where(i_split < spare, 1, 0)
+    start, stop = deal_out(i_split, whole, SPLITS)
     o_q = i_batch * q_batch + (i_head * ROWS + o_row)[:, None] * q_head + (o_dim * q_dim)[None, :]
     inside = (o_row < ROWS)[:, None] & (o_dim < DIM)[None, :]
     b_scale = tl.load(p_k_scale + i_list * DIM + o_dim[None, :] + 0 * o_row[:, None], mask=inside, other=0.0)
     b_q = tl.load(p_q + o_q, mask=inside, other=0.0).to(tl.float32) * b_scale
     if not WIDE:
         b_q = b_q.to(tl.float16)
-    b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
-    b_total = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS if BLOCK_ROWS == 16 else 1], dtype=tl.float32)
-    b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
+    b_top, b_total, b_acc = empty_state(BLOCK_ROWS, BLOCK_DIM, BLOCK_TOKENS)
     p_k += i_list * k_list + start.to(tl.int64) * (BLOCK_TOKENS * DIM)
     p_v += i_list * v_list + start.to(tl.int64) * (BLOCK_TOKENS * DIM)
     for _ in range(start, stop):

@@ -22,6 +22,7 @@ from longdecode.kernels.quantised_kv.naive import GROUP, RECENT, Int4Layer
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
+    deal_out,
     finish_part,
     merge_partials,
     merge_tile,
@@ -128,10 +129,8 @@ def int4_attention_kernel(
     length = tl.maximum(tl.load(p_lengths + i_batch), 0).to(tl.int32)
     packed = tl.minimum(tl.maximum(length // GROUP - 1, 0), groups)
     tiles = tl.cdiv(packed, WARPS)
-    share = (tiles + EXTRA) // SPLITS
-    spare = (tiles + EXTRA) % SPLITS
-    start = i_split * share + tl.minimum(i_split, spare)
-    stop = tl.minimum(start + share + tl.where(i_split < spare, 1, 0), tiles)
+    start, stop = deal_out(i_split, tiles + EXTRA, SPLITS)
+    stop = tl.minimum(stop, tiles)
 
     o_warp = tl.arange(0, WARPS)
     o_half = tl.arange(0, BLOCK_HALF)

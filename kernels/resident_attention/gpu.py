@@ -17,6 +17,7 @@ from longdecode.kernels.sparse_decode_attention.tiles import load_blocks, load_q
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
+    empty_state,
     new_partials,
     softmax_step,
     store_part,
@@ -176,9 +177,7 @@ def resident_attention_kernel(
             b_named = blocks_of_tile(p_bias_blocks, named_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
         if WAITS and (i_turn > 0) & (ready < PARTS):
             wait_for_blocks(p_state, first, width, PARTS, BLOCK_SIZE, SHARE, ENTRIES, PDL)
-        b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
-        b_total = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS if BLOCK_ROWS == 16 else 1], dtype=tl.float32)
-        b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
+        b_top, b_total, b_acc = empty_state(BLOCK_ROWS, BLOCK_DIM, BLOCK_TOKENS)
         for i_turn_tile in range(begin, stop):
             i_part = i_tile // TILES
             o_slot = i_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
@@ -195,11 +194,8 @@ def resident_attention_kernel(
             b_tokens = b_token[:, None].to(tl.int64)
             loaded = (b_tokens >= 0) & (o_dim < DIM)[None, :]
             b_k = tl.load(p_k + (b_tokens * K_TOKEN + o_dim[None, :] * K_DIM), mask=loaded, other=0.0)
-            b_v = tl.load(p_v + (b_tokens * V_TOKEN + o_dim[None, :] * V_DIM), mask=loaded, other=0.0)
-            if UPCAST:
-                b_k = b_k.to(tl.float32)
-                b_v = b_v.to(tl.float32)
-            b_scores = tile_scores(b_q, b_k, scale_log2)
+            b_v = tl.load(p_v + (b_tokens * V_TOKEN + o_dim[None, :] * V_DIM), mask=loaded, other=0.0).to(b_q.dtype)
+            b_scores = tile_scores(b_q, b_k.to(b_q.dtype), scale_log2)
             if p_bias is not None:
                 b_bias = tl.load(p_bias + b_named_token.to(tl.int64) * bias_token, mask=b_token >= 0, other=0.0)
                 b_scores += (b_bias * _LOG2E)[None, :]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from longdecode.kernels.sparse_decode_attention.scores import store_scores
-from longdecode.kernels.split_kv import LOG2E, softmax_step, tile_scores
+from longdecode.kernels.split_kv import LOG2E, empty_state, softmax_step, tile_scores
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -98,9 +98,7 @@ def attend_tiles(
     moved on its way to the product.
     """
     o_dim = tl.arange(0, BLOCK_DIM)
-    b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
-    b_total = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS if BLOCK_ROWS == 16 else 1], dtype=tl.float32)
-    b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
+    b_top, b_total, b_acc = empty_state(BLOCK_ROWS, BLOCK_DIM, BLOCK_TOKENS)
     b_read = tl.zeros([BLOCK_TOKENS], dtype=tl.int32)
     if p_scores is not None:
         b_best = tl.full([BLOCK_TOKENS], float("-inf"), dtype=tl.float32)

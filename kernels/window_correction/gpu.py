@@ -18,6 +18,7 @@ from longdecode.kernels.sparse_decode_attention.naive import check_shapes
 from longdecode.kernels.sparse_decode_attention.tiles import load_blocks, load_queries
 from longdecode.kernels.split_kv import (
     LOG2E,
+    empty_state,
     join_parts,
     merge_tile,
     new_partials,
@@ -89,9 +90,7 @@ def attend_window_kernel(
     p_k += i_batch * k_batch + i_head * k_head
     p_v += i_batch * v_batch + i_head * v_head
     p_loaded += i_batch * loaded_batch + i_head * loaded_head
-    b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
-    b_total = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS if BLOCK_ROWS == 16 else 1], dtype=tl.float32)
-    b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
+    b_top, b_total, b_acc = empty_state(BLOCK_ROWS, BLOCK_DIM, BLOCK_TOKENS)
     b_read = tl.zeros([BLOCK_TOKENS], dtype=tl.int32)
     for i_tile in range(i_program, tl.cdiv(listed, BLOCK_TOKENS), SPLITS):
         o_slot = i_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
@@ -104,11 +103,8 @@ def attend_window_kernel(
         b_tokens = b_token[:, None].to(tl.int64)
         stored = (b_tokens >= 0) & (o_dim < DIM)[None, :]
         b_k = tl.load(p_k + (b_tokens * K_TOKEN + o_dim[None, :] * K_DIM), mask=stored, other=0.0)
-        b_v = tl.load(p_v + (b_tokens * V_TOKEN + o_dim[None, :] * V_DIM), mask=stored, other=0.0)
-        if UPCAST:
-            b_k = b_k.to(tl.float32)
-            b_v = b_v.to(tl.float32)
-        b_scores = tile_scores(b_q, b_k, scale_log2)
+        b_v = tl.load(p_v + (b_tokens * V_TOKEN + o_dim[None, :] * V_DIM), mask=stored, other=0.0).to(b_q.dtype)
+        b_scores = tile_scores(b_q, b_k.to(b_q.dtype), scale_log2)
         b_from = tl.maximum(b_token - oldest, tl.minimum(b_last - oldest + 1, QUERIES - 1))
         b_from = tl.where(b_token >= 0, tl.maximum(b_from, 0), QUERIES)
         b_scores = tl.where(b_rank[:, None] >= b_from[None, :], b_scores, float("-inf"))
