@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.split_kv import softmax_step, tile_scores
+from longdecode.kernels.split_kv import empty_state, softmax_step, tile_scores
 
 _SIDE, _WIDE_SIDE = 64, 32
 """Queries and keys of a tile, and those in float32; a word has a bit for each block that a tile of keys touches."""
@@ -70,6 +70,16 @@ def _listed(p_words, o_query, o_key, i_tile, tokens, BLOCK_SIZE: tl.constexpr, K
 
 
 @triton.jit
+def _load_rows(p_first, p_second, i_list, o_token, tokens, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """Return tokens of one head ``[N, D]`` of two tensors, their offsets and which of them are inside."""
+    o_dim = tl.arange(0, BLOCK_DIM)
+    inside = (o_token[:, None] < tokens) & (o_dim < DIM)[None, :]
+    o_rows = (i_list * tokens + o_token)[:, None] * DIM + o_dim[None, :]
+    b_first = tl.load(p_first + o_rows, mask=inside, other=0.0)
+    return b_first, tl.load(p_second + o_rows, mask=inside, other=0.0), o_rows, inside
+
+
+@triton.jit
 def training_attention_kernel(
     p_q, p_k, p_v, p_bias, p_words, p_tiles, p_counts, p_out, p_lse, tokens, scale,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BIASED: tl.constexpr,
@@ -85,24 +95,18 @@ def training_attention_kernel(
     i_list = i_head // GROUP
     o_query = i_query * QUERIES + tl.arange(0, QUERIES)
     o_dim = tl.arange(0, BLOCK_DIM)
-    in_dim = o_dim < DIM
-    rows = (o_query[:, None] < tokens) & in_dim[None, :]
-    p_own = (i_head * tokens + o_query)[:, None] * DIM + o_dim[None, :]
-    b_q = tl.load(p_q + p_own, mask=rows, other=0.0)
+    rows = (o_query[:, None] < tokens) & (o_dim < DIM)[None, :]
+    o_own = (i_head * tokens + o_query)[:, None] * DIM + o_dim[None, :]
+    b_q = tl.load(p_q + o_own, mask=rows, other=0.0)
     tiles = tl.cdiv(tokens, KEYS)
     p_words += i_list * tiles * tokens
     p_tiles += (i_list * tl.num_programs(0) + i_query) * tiles
     count = tl.load(p_counts + i_list * tl.num_programs(0) + i_query)
-    b_top = tl.full([QUERIES], float("-inf"), dtype=tl.float32)
-    b_total = tl.zeros([QUERIES, 1], dtype=tl.float32)
-    b_out = tl.zeros([QUERIES, BLOCK_DIM], dtype=tl.float32)
+    b_top, b_total, b_out = empty_state(QUERIES, BLOCK_DIM, KEYS)
     for i_entry in range(count):
         i_tile = tl.load(p_tiles + i_entry)
         o_key = i_tile * KEYS + tl.arange(0, KEYS)
-        known = (o_key[:, None] < tokens) & in_dim[None, :]
-        p_key = (i_list * tokens + o_key)[:, None] * DIM + o_dim[None, :]
-        b_k = tl.load(p_k + p_key, mask=known, other=0.0)
-        b_v = tl.load(p_v + p_key, mask=known, other=0.0)
+        b_k, b_v, _, _ = _load_rows(p_k, p_v, i_list, o_key, tokens, DIM, BLOCK_DIM)
         b_score = tile_scores(b_q, b_k, scale * 1.4426950408889634)
         if BIASED:
             b_bias = tl.load(p_bias + i_list * tokens + o_key, mask=o_key < tokens, other=0.0)
@@ -113,15 +117,13 @@ def training_attention_kernel(
     b_sum = tl.sum(b_total, 1)
     some = b_sum > 0
     b_sum = tl.where(some, b_sum, 1.0)
-    tl.store(p_out + p_own, (b_out / b_sum[:, None]).to(p_out.dtype.element_ty), mask=rows)
+    tl.store(p_out + o_own, (b_out / b_sum[:, None]).to(p_out.dtype.element_ty), mask=rows)
     b_lse = tl.where(some, b_top + tl.log2(b_sum), 0.0)
     tl.store(p_lse + i_head * tokens + o_query, b_lse, mask=o_query < tokens)
 
 
 @triton.jit
-def _weights_and_slopes(
-    b_q, b_k, b_v, b_probe, b_lse, b_mean, b_bias, listed, scale,
-):  # fmt: skip
+def _weights_and_slopes(b_q, b_k, b_v, b_probe, b_lse, b_mean, b_bias, listed, scale):
     """Return the weights ``P`` of a tile and the gradient of its logits, ``P (probe v - mean)``."""
     b_logit = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale + b_bias[None, :]
     b_weight = tl.where(listed, tl.exp2(b_logit * 1.4426950408889634 - b_lse[:, None]), 0.0)
@@ -143,12 +145,7 @@ def key_gradient_kernel(
     i_tile = tl.program_id(0)
     i_list = tl.program_id(1).to(tl.int64)
     o_key = i_tile * KEYS + tl.arange(0, KEYS)
-    o_dim = tl.arange(0, BLOCK_DIM)
-    in_dim = o_dim < DIM
-    known = (o_key[:, None] < tokens) & in_dim[None, :]
-    p_own = (i_list * tokens + o_key)[:, None] * DIM + o_dim[None, :]
-    b_k = tl.load(p_k + p_own, mask=known, other=0.0)
-    b_v = tl.load(p_v + p_own, mask=known, other=0.0)
+    b_k, b_v, o_own, known = _load_rows(p_k, p_v, i_list, o_key, tokens, DIM, BLOCK_DIM)
     b_bias = tl.zeros([KEYS], dtype=tl.float32)
     if BIASED:
         b_bias = tl.load(p_bias + i_list * tokens + o_key, mask=o_key < tokens, other=0.0)
@@ -162,22 +159,17 @@ def key_gradient_kernel(
     for i_entry in range(count * GROUP):
         i_head = i_list * GROUP + i_entry // count
         o_query = tl.load(p_tiles + i_entry % count) * QUERIES + tl.arange(0, QUERIES)
-        rows = (o_query[:, None] < tokens) & in_dim[None, :]
-        p_row = (i_head * tokens + o_query)[:, None] * DIM + o_dim[None, :]
-        b_q = tl.load(p_q + p_row, mask=rows, other=0.0)
-        b_probe = tl.load(p_probe + p_row, mask=rows, other=0.0)
+        b_q, b_probe, _, _ = _load_rows(p_q, p_probe, i_head, o_query, tokens, DIM, BLOCK_DIM)
         b_lse = tl.load(p_lse + i_head * tokens + o_query, mask=o_query < tokens, other=0.0)
         b_mean = tl.load(p_mean + i_head * tokens + o_query, mask=o_query < tokens, other=0.0)
         listed = _listed(p_words, o_query, o_key, i_tile, tokens, BLOCK_SIZE, KEYS)
-        b_weight, b_slope = _weights_and_slopes(
-            b_q, b_k, b_v, b_probe, b_lse, b_mean, b_bias, listed, scale
-        )  # fmt: skip
+        b_weight, b_slope = _weights_and_slopes(b_q, b_k, b_v, b_probe, b_lse, b_mean, b_bias, listed, scale)
         b_dv += tl.dot(tl.trans(b_weight.to(b_probe.dtype)), b_probe, input_precision="ieee")
         b_dk += tl.dot(tl.trans(b_slope.to(b_q.dtype)), b_q, input_precision="ieee")
         if BIASED:
             b_dbias += tl.sum(b_slope, 0)
-    tl.store(p_dk + p_own, (b_dk * scale).to(p_dk.dtype.element_ty), mask=known)
-    tl.store(p_dv + p_own, b_dv.to(p_dv.dtype.element_ty), mask=known)
+    tl.store(p_dk + o_own, (b_dk * scale).to(p_dk.dtype.element_ty), mask=known)
+    tl.store(p_dv + o_own, b_dv.to(p_dv.dtype.element_ty), mask=known)
     if BIASED:
         tl.store(p_dbias + i_list * tokens + o_key, b_dbias, mask=o_key < tokens)
 
@@ -196,12 +188,7 @@ def query_gradient_kernel(
     i_head = tl.program_id(1).to(tl.int64)
     i_list = i_head // GROUP
     o_query = i_query * QUERIES + tl.arange(0, QUERIES)
-    o_dim = tl.arange(0, BLOCK_DIM)
-    in_dim = o_dim < DIM
-    rows = (o_query[:, None] < tokens) & in_dim[None, :]
-    p_own = (i_head * tokens + o_query)[:, None] * DIM + o_dim[None, :]
-    b_q = tl.load(p_q + p_own, mask=rows, other=0.0)
-    b_probe = tl.load(p_probe + p_own, mask=rows, other=0.0)
+    b_q, b_probe, o_own, rows = _load_rows(p_q, p_probe, i_head, o_query, tokens, DIM, BLOCK_DIM)
     b_lse = tl.load(p_lse + i_head * tokens + o_query, mask=o_query < tokens, other=0.0)
     b_mean = tl.load(p_mean + i_head * tokens + o_query, mask=o_query < tokens, other=0.0)
     tiles = tl.cdiv(tokens, KEYS)
@@ -212,17 +199,14 @@ def query_gradient_kernel(
     for i_entry in range(count):
         i_tile = tl.load(p_tiles + i_entry)
         o_key = i_tile * KEYS + tl.arange(0, KEYS)
-        known = (o_key[:, None] < tokens) & in_dim[None, :]
-        p_key = (i_list * tokens + o_key)[:, None] * DIM + o_dim[None, :]
-        b_k = tl.load(p_k + p_key, mask=known, other=0.0)
-        b_v = tl.load(p_v + p_key, mask=known, other=0.0)
+        b_k, b_v, _, _ = _load_rows(p_k, p_v, i_list, o_key, tokens, DIM, BLOCK_DIM)
         b_bias = tl.zeros([KEYS], dtype=tl.float32)
         if BIASED:
             b_bias = tl.load(p_bias + i_list * tokens + o_key, mask=o_key < tokens, other=0.0)
         listed = _listed(p_words, o_query, o_key, i_tile, tokens, BLOCK_SIZE, KEYS)
         _, b_slope = _weights_and_slopes(b_q, b_k, b_v, b_probe, b_lse, b_mean, b_bias, listed, scale)
         b_dq += tl.dot(b_slope.to(b_k.dtype), b_k, input_precision="ieee")
-    tl.store(p_dq + p_own, (b_dq * scale).to(p_dq.dtype.element_ty), mask=rows)
+    tl.store(p_dq + o_own, (b_dq * scale).to(p_dq.dtype.element_ty), mask=rows)
 
 
 def _side(q: Tensor) -> int:
