@@ -39,6 +39,12 @@ def new_partials(parts: int, rows: int, dim: int, device: torch.device) -> Parti
     return Partials(acc, top, torch.empty_like(top))
 
 
+def empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return uninitialised outputs in ``q``'s shape and dtype, contiguous, and their log-sum-exp in float32."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return out, torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+
+
 def merge_tile(rows: int, parts: int, dim: int, num_warps: int) -> tuple[int, int]:
     """Return rows and parts that a merge step loads at once: ``rows * parts * dim`` numbers, 128 a thread at most."""
     parts = min(MERGE_PARTS, triton.next_power_of_2(parts))

@@ -17,6 +17,7 @@ from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
     deal_out,
+    empty_outputs,
     finish_part,
     merge_partials,
     merge_tile,
@@ -174,8 +175,7 @@ def decode_attention_gpu(
     alone = launch.splits == 1
     partials = new_partials(0 if alone else lists * launch.splits, rows, dim, q.device)
     counters = arrival_counters(lists * row_tiles, q.device) if launch.fused_merge and not alone else None
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    out, lse = empty_outputs(q)
     merge_rows, merge_some = merge_tile(min(rows, launch.rows), launch.splits, padded, launch.num_warps)
     strides = (*q.stride(), k.stride(0), k.stride(1), v.stride(0), v.stride(1))
     read_batch = 0 if kv_tokens_read is None else kv_tokens_read.stride(0)

@@ -3,28 +3,14 @@
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.multiprocessors import MERGE_PARTS, padded_dim
-from longdecode.kernels.quantised_kv.launch import QuantisedLaunch, choose_fp8_launch
+from longdecode.kernels.multiprocessors import padded_dim
+from longdecode.kernels.quantised_kv.launch import QuantisedLaunch, attend_in_splits, choose_fp8_launch
 from longdecode.kernels.quantised_kv.naive import V_BLOCK, Fp8Layer
-from longdecode.kernels.split_kv import (
-    LOG2E,
-    arrival_counters,
-    deal_out,
-    empty_state,
-    finish_part,
-    merge_partials,
-    merge_tile,
-    new_partials,
-    softmax_step,
-    tile_scores,
-)
+from longdecode.kernels.split_kv import deal_out, empty_state, finish_part, softmax_step, tile_scores
 
 
 @triton.jit
@@ -132,25 +118,11 @@ def attend_fp8_gpu(
         ``[B, Hq, 1, D]`` in ``q``'s dtype.
     """
     (batch, heads, _, dim), kv_heads, capacity = q.shape, layer.k.shape[1], layer.k.shape[2]
-    rows, lists = heads // kv_heads, batch * kv_heads
-    launch = launch or choose_fp8_launch(lists, rows, dim, capacity // V_BLOCK, q.dtype, q.device)
+    launch = launch or choose_fp8_launch(
+        batch * kv_heads, heads // kv_heads, dim, capacity // V_BLOCK, q.dtype, q.device
+    )
     padded = padded_dim(dim)
-    partials = new_partials(lists * launch.splits, rows, dim, q.device)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    fused = launch.splits <= MERGE_PARTS
-    merge_rows, merge_some = merge_tile(rows, launch.splits, padded, launch.num_warps)
-    settings: dict[str, Any] = {} if launch.registers is None else {"maxnreg": launch.registers}
-    with torch.cuda.device_of(q):
-        fp8_attention_kernel[(launch.splits, kv_heads, batch)](
-            q, layer.k, layer.v, layer.k_scale, layer.v_scale, lengths.contiguous(), *partials,
-            arrival_counters(lists, q.device), out, lse, kv_tokens_read, q.stride(0), q.stride(1), q.stride(3),
-            layer.k.stride(1), layer.v.stride(1), 0 if kv_tokens_read is None else kv_tokens_read.stride(0),
-            LOG2E * dim**-0.5, capacity, kv_heads,
-            DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=V_BLOCK, ROWS=rows, SPLITS=launch.splits,
-            MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some, WIDE=q.dtype == torch.float32,
-            num_warps=launch.num_warps, num_stages=launch.num_stages, FUSED=fused, **settings,
-        )  # fmt: skip
-        if not fused:
-            merge_partials(partials, launch.splits, out, lse)
-    return out
+    return attend_in_splits(
+        fp8_attention_kernel, launch, layer, q, lengths, kv_tokens_read, (layer.k.stride(1), layer.v.stride(1)),
+        capacity, padded, BLOCK_DIM=padded, BLOCK_TOKENS=V_BLOCK, num_stages=launch.num_stages,
+    )  # fmt: skip

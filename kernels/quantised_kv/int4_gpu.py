@@ -9,25 +9,15 @@ whose surplus was taken away again.
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.multiprocessors import MERGE_PARTS, power_of_two
-from longdecode.kernels.quantised_kv.launch import QuantisedLaunch, choose_int4_launch
+from longdecode.kernels.multiprocessors import power_of_two
+from longdecode.kernels.quantised_kv.launch import QuantisedLaunch, attend_in_splits, choose_int4_launch
 from longdecode.kernels.quantised_kv.naive import GROUP, RECENT, Int4Layer
-from longdecode.kernels.split_kv import (
-    LOG2E,
-    arrival_counters,
-    deal_out,
-    finish_part,
-    merge_partials,
-    merge_tile,
-    new_partials,
-)
+from longdecode.kernels.split_kv import deal_out, finish_part
 
 _WARPS = 4
 _RECENT_TILES = 2
@@ -266,28 +256,12 @@ def attend_int4_gpu(
         ``[B, Hq, 1, D]`` in ``q``'s dtype.
     """
     (batch, heads, _, dim), kv_heads, groups = q.shape, layer.k.shape[1], layer.k.shape[2]
-    rows, lists = heads // kv_heads, batch * kv_heads
-    launch = launch or choose_int4_launch(lists, rows, -(-groups // _WARPS), q.dtype, q.device)
+    launch = launch or choose_int4_launch(batch * kv_heads, heads // kv_heads, -(-groups // _WARPS), q.dtype, q.device)
     runs = power_of_two(-(-dim // GROUP))
     if runs != layer.v_scale.shape[3]:
         raise ValueError(f"heads of {dim} channels: a power of two of runs of {GROUP} is needed")
-    partials = new_partials(lists * launch.splits, rows, dim, q.device)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    fused = launch.splits <= MERGE_PARTS
-    merge_rows, merge_some = merge_tile(rows, launch.splits, runs * GROUP, launch.num_warps)
-    settings: dict[str, Any] = {} if launch.registers is None else {"maxnreg": launch.registers}
-    wide = q.dtype == torch.float32
-    with torch.cuda.device_of(q):
-        int4_attention_kernel[(launch.splits, kv_heads, batch)](
-            q, *layer, lengths.contiguous(), *partials, arrival_counters(lists, q.device), out, lse, kv_tokens_read,
-            q.stride(0), q.stride(1), q.stride(3), layer.recent_k.stride(1),
-            0 if kv_tokens_read is None else kv_tokens_read.stride(0), LOG2E * dim**-0.5, groups, kv_heads,
-            DIM=dim, BLOCK_HALF=max(16, power_of_two(dim // 2)), RUNS=runs, BLOCK_ROWS=launch.rows, ROWS=rows,
-            SPLITS=launch.splits, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some, WARPS=_WARPS, GROUP=GROUP,
-            RECENT=RECENT, STAGES=launch.num_stages, EXTRA=_RECENT_TILES, WIDE=wide,
-            FAST=not wide and q.device.type != "cpu", num_warps=launch.num_warps, FUSED=fused, **settings,
-        )  # fmt: skip
-        if not fused:
-            merge_partials(partials, launch.splits, out, lse)
-    return out
+    return attend_in_splits(
+        int4_attention_kernel, launch, layer, q, lengths, kv_tokens_read, (layer.recent_k.stride(1),), groups,
+        runs * GROUP, BLOCK_HALF=max(16, power_of_two(dim // 2)), RUNS=runs, WARPS=_WARPS, GROUP=GROUP, RECENT=RECENT,
+        STAGES=launch.num_stages, EXTRA=_RECENT_TILES, FAST=q.dtype != torch.float32 and q.device.type != "cpu",
+    )  # fmt: skip

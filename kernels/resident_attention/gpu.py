@@ -17,6 +17,7 @@ from longdecode.kernels.sparse_decode_attention.tiles import load_blocks, load_q
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
+    empty_outputs,
     empty_state,
     new_partials,
     softmax_step,
@@ -305,8 +306,7 @@ def resident_attention_gpu(
     splits, row_tiles = launch.splits_of(width * block_size), triton.cdiv(rows, launch.rows)
     padded = max(16, triton.next_power_of_2(dim))
     partials = new_partials(splits * all_lists * (1 if state is None else 1 + launch.parts), rows, dim, q.device)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    out, lse = empty_outputs(q)
     counters = lse if splits == 1 else arrival_counters(all_lists * row_tiles, q.device)
 
     named = None if bias is None else slots if bias_blocks is None else bias_blocks

@@ -16,6 +16,7 @@ from longdecode.kernels.sparse_decode_attention.tiles import attend_tiles, liste
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
+    empty_outputs,
     finish_part,
     finish_part_in_groups,
     merge_partials,
@@ -288,8 +289,7 @@ def sparse_decode_attention_gpu(
     partials = new_partials(2 * slots if grouped else slots, rows, dim, q.device)
     counting = (all_lists + slots if grouped else all_lists) * row_tiles
     counters = arrival_counters(counting, q.device) if launch.fused_merge and not alone else None
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    out, lse = empty_outputs(q)
     at_once = launch.merge_group if grouped else launch.splits
     merge_rows, merge_some = merge_tile(min(rows, launch.rows), at_once, padded, launch.num_warps)
     grid = (launch.splits * row_tiles,) if launch.balanced else (launch.splits * row_tiles, lists, batch)
