@@ -1,16 +1,19 @@
-"""The reduction over a query group inside other Triton kernels, and the launch shape those kernels share."""
+"""Shared parts of kernels that score keys for a query group: the reduction over the group, and the launch."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from longdecode.kernels.layout import GROUP_REDUCTIONS
+from longdecode.kernels.layout import GROUP_REDUCTIONS, needs_upcast
 from longdecode.kernels.multiprocessors import shared_limit
+from longdecode.kernels.overlap import overlap_settings
 
 _PROGRAMS = 264
 """Two programs for each of an H200's 132 multiprocessors."""
@@ -66,6 +69,56 @@ def check_group(group: str | None, heads: int, kv_heads: int, queries: int) -> N
         raise ValueError(
             f"{heads} query heads of {queries} rows do not share {kv_heads} KV heads, one row each, evenly"
         )
+
+
+def score_keys(
+    kernel: Any, q: Tensor, arrays: tuple[Tensor, ...], lengths: Tensor, group: str | None, launch: ScoreLaunch | None,
+    *numbers: object,
+) -> Tensor:  # fmt: skip
+    """Run a scoring kernel, grid ``(key tiles / tiles a program, B * Hkv)``.
+
+    Args:
+        kernel: takes queries, arrays, lengths, scores, the strides of queries and arrays, ``numbers``, and the sizes.
+        q: ``[B, Hq, 1, D]``.
+        arrays: ``[B, Hkv, N, D]`` each, any strides.
+        lengths: ``[B]`` integers, keys in use in each row.
+        group: the reduction over the query heads of a KV head, or ``None``.
+        launch: launch constants; from the shapes when left out.
+        numbers: what else the kernel takes.
+
+    Returns:
+        ``[B, Hq, N]``, or ``[B, Hkv, N]`` under a group reduction, in float32.
+
+    Raises:
+        ValueError: as ``check_group``.
+    """
+    (batch, heads, queries, dim), (kv_heads, size) = q.shape, arrays[0].shape[1:3]
+    check_group(group, heads, kv_heads, queries)
+    rows, lists = heads // kv_heads, batch * kv_heads
+    launch = launch or choose_score_launch(size, lists, dim, q.dtype, len(arrays), q.device)
+    out = torch.empty(batch, kv_heads if group else heads, size, dtype=torch.float32, device=q.device)
+    with torch.cuda.device_of(q):
+        kernel[(triton.cdiv(size, launch.keys * launch.tiles), lists)](
+            q, *arrays, lengths.contiguous(), out, q.stride(0), q.stride(1), q.stride(3),
+            *(stride for array in arrays for stride in array.stride()), *numbers, rows, kv_heads, size,
+            REDUCE=group or "none", DIM=dim, BLOCK_DIM=max(16, triton.next_power_of_2(dim)),
+            BLOCK_ROWS=max(16, triton.next_power_of_2(rows)), BLOCK_KEYS=launch.keys, TILES=launch.tiles,
+            STAGES=launch.num_stages, UPCAST=needs_upcast(q), num_warps=launch.num_warps,
+            **overlap_settings(True, q.device),
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def store_scores(p_out, b_scores, visible, i_list, o_row, o_key, rows, size, REDUCE: tl.constexpr):
+    """Write a tile's scores ``[N, R]``, reduced over the rows or row by row; minus infinity where not ``visible``."""
+    if REDUCE == "none":
+        b_scores = tl.where(visible[:, None], b_scores, float("-inf"))
+        o_out = (i_list * rows + o_row)[None, :] * size + o_key[:, None]
+        tl.store(p_out + o_out, b_scores, mask=(o_row < rows)[None, :] & (o_key < size)[:, None])
+    else:
+        b_score = tl.where(visible, reduce_rows(b_scores, o_row, rows, REDUCE), float("-inf"))
+        tl.store(p_out + i_list * size + o_key, b_score, mask=o_key < size)
 
 
 @triton.jit

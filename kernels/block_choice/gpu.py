@@ -53,9 +53,7 @@ def pooled_logits_kernel(
         i_part = tl.program_id(0) * TILES + i_tile
         o_window = i_part * TILE + tl.arange(0, TILE)
         visible = o_window < length
-        b_k = load_keys(p_means, o_window, m_window, o_dim, m_dim, visible, DIM, BLOCK_DIM)
-        if UPCAST:
-            b_k = b_k.to(tl.float32)
+        b_k = load_keys(p_means, o_window, m_window, o_dim, m_dim, visible, DIM, BLOCK_DIM).to(b_q.dtype)
         b_logits = tl.dot(b_k, b_q, input_precision="ieee") * scale
         b_logits = tl.where(visible[:, None], b_logits, float("-inf"))
         o_logit = (i_list * capacity + o_window)[:, None] * ROWS + o_row[None, :]

@@ -8,30 +8,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.layout import needs_upcast
-from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
+from longdecode.kernels.overlap import wait_for_earlier
 from longdecode.kernels.page_minmax import PageBounds
-from longdecode.kernels.score_rows import (
-    ScoreLaunch,
-    check_group,
-    choose_score_launch,
-    load_keys,
-    reduce_rows,
-)
-
-
-def choose_launch(num_pages: int, lists: int, dim: int, dtype: torch.dtype, device: torch.device) -> ScoreLaunch:
-    """Launch constants for ``lists`` (batch times KV heads) lists of pages; ``keys`` counts pages."""
-    return choose_score_launch(num_pages, lists, dim, dtype, 2, device)
+from longdecode.kernels.score_rows import ScoreLaunch, load_keys, score_keys, store_scores
 
 
 @triton.jit
 def page_score_kernel(
-    p_q, p_minimum, p_maximum, p_pages, p_k_scale, p_out,
+    p_q, p_minimum, p_maximum, p_pages, p_out,
     q_batch, q_head, q_dim, m_batch, m_head, m_page, m_dim, x_batch, x_head, x_page, x_dim,
-    rows, kv_heads, num_pages,
+    p_k_scale, rows, kv_heads, num_pages,
     REDUCE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_PAGES: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Bound ``q . k`` over tiles of pages of one KV head: ``score_j = sum_i max(q_i m_{j,i}, q_i M_{j,i})``.
 
@@ -65,19 +53,13 @@ def page_score_kernel(
     b_positive = tl.maximum(b_q, 0.0).to(b_q.dtype)
     b_negative = tl.minimum(b_q, 0.0).to(b_q.dtype)
     for i_tile in tl.range(0, TILES, num_stages=STAGES):
-        o_page = (tl.program_id(0) * TILES + i_tile) * BLOCK_PAGES + tl.arange(0, BLOCK_PAGES)
+        o_page = (tl.program_id(0) * TILES + i_tile) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
         visible = o_page < used
         b_maximum = load_keys(p_maximum, o_page, x_page, o_dim, x_dim, visible, DIM, BLOCK_DIM)
         b_minimum = load_keys(p_minimum, o_page, m_page, o_dim, m_dim, visible, DIM, BLOCK_DIM)
         b_scores = tl.dot(b_maximum.to(b_q.dtype), b_positive, input_precision="ieee")
         b_scores = tl.dot(b_minimum.to(b_q.dtype), b_negative, b_scores, input_precision="ieee")
-        if REDUCE == "none":
-            b_scores = tl.where(visible[:, None], b_scores, float("-inf"))
-            o_out = (i_list * rows + o_row)[None, :] * num_pages + o_page[:, None]
-            tl.store(p_out + o_out, b_scores, mask=(o_row < rows)[None, :] & (o_page < num_pages)[:, None])
-        else:
-            b_score = tl.where(visible, reduce_rows(b_scores, o_row, rows, REDUCE), float("-inf"))
-            tl.store(p_out + i_list * num_pages + o_page, b_score, mask=o_page < num_pages)
+        store_scores(p_out, b_scores, visible, i_list, o_row, o_page, rows, num_pages, REDUCE)
 
 
 def page_score_gpu(
@@ -101,22 +83,6 @@ def page_score_gpu(
         ValueError: the group reduction is unknown, the heads do not divide, there is more than one query row or the
             dtypes differ.
     """
-    batch, heads, queries, dim = q.shape
-    kv_heads, num_pages = bounds.minimum.shape[1:3]
-    check_group(group, heads, kv_heads, queries)
     if not (q.dtype if k_scale is None else torch.float8_e4m3fn) == bounds.minimum.dtype == bounds.maximum.dtype:
         raise ValueError(f"queries {q.dtype} and bounds {bounds.minimum.dtype} of one dtype are needed")
-    rows = heads // kv_heads
-    launch = launch or choose_launch(num_pages, batch * kv_heads, dim, q.dtype, q.device)
-    out = torch.empty(batch, kv_heads if group else heads, num_pages, dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):
-        page_score_kernel[(triton.cdiv(num_pages, launch.keys * launch.tiles), batch * kv_heads)](
-            q, *bounds, pages.contiguous(), k_scale, out,
-            q.stride(0), q.stride(1), q.stride(3), *bounds.minimum.stride(), *bounds.maximum.stride(),
-            rows, kv_heads, num_pages, REDUCE=group or "none", DIM=dim,
-            BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),
-            BLOCK_PAGES=launch.keys, TILES=launch.tiles, STAGES=launch.num_stages,
-            UPCAST=needs_upcast(q), num_warps=launch.num_warps,
-            **overlap_settings(True, q.device),
-        )  # fmt: skip
-    return out
+    return score_keys(page_score_kernel, q, bounds, pages, group, launch, k_scale)

@@ -3,25 +3,12 @@
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.layout import needs_upcast
-from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
-from longdecode.kernels.score_rows import (
-    ScoreLaunch,
-    check_group,
-    choose_score_launch,
-    load_keys,
-    reduce_rows,
-)
-
-
-def choose_launch(size: int, lists: int, dim: int, dtype: torch.dtype, device: torch.device) -> ScoreLaunch:
-    """Choose launch constants for ``lists`` (batch times KV heads) lists of ``size`` keys."""
-    return choose_score_launch(size, lists, dim, dtype, 1, device)
+from longdecode.kernels.overlap import wait_for_earlier
+from longdecode.kernels.score_rows import ScoreLaunch, load_keys, score_keys, store_scores
 
 
 @triton.jit
@@ -29,7 +16,7 @@ def token_score_kernel(
     p_q, p_k, p_lengths, p_out, q_batch, q_head, q_dim, k_batch, k_head, k_token, k_dim,
     scale, rows, kv_heads, capacity,
     REDUCE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
     UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``s_{h,i} = scale * q_h . k_i`` over tiles of tokens of one KV head, reduced over heads.
@@ -55,19 +42,11 @@ def token_score_kernel(
     if UPCAST:
         b_q = b_q.to(tl.float32)
     for i_tile in tl.range(0, TILES, num_stages=STAGES):
-        o_token = (tl.program_id(0) * TILES + i_tile) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+        o_token = (tl.program_id(0) * TILES + i_tile) * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
         visible = o_token < length
-        b_k = load_keys(p_k, o_token, k_token, o_dim, k_dim, visible, DIM, BLOCK_DIM)
-        if UPCAST:
-            b_k = b_k.to(tl.float32)
+        b_k = load_keys(p_k, o_token, k_token, o_dim, k_dim, visible, DIM, BLOCK_DIM).to(b_q.dtype)
         b_scores = tl.dot(b_k, b_q, input_precision="ieee") * scale
-        if REDUCE == "none":
-            b_scores = tl.where(visible[:, None], b_scores, float("-inf"))
-            o_out = (i_list * rows + o_row)[None, :] * capacity + o_token[:, None]
-            tl.store(p_out + o_out, b_scores, mask=(o_row < rows)[None, :] & (o_token < capacity)[:, None])
-        else:
-            b_score = tl.where(visible, reduce_rows(b_scores, o_row, rows, REDUCE), float("-inf"))
-            tl.store(p_out + i_list * capacity + o_token, b_score, mask=o_token < capacity)
+        store_scores(p_out, b_scores, visible, i_list, o_row, o_token, rows, capacity, REDUCE)
 
 
 def token_logits_gpu(
@@ -96,22 +75,8 @@ def token_logits_gpu(
         ValueError: the group reduction is unknown, the heads do not divide, there is more than one query row or the
             dtypes differ.
     """
-    batch, heads, queries, dim = q.shape
-    kv_heads, capacity = k.shape[1:3]
-    check_group(group, heads, kv_heads, queries)
     if q.dtype != k.dtype:
         raise ValueError(f"queries {q.dtype} and keys {k.dtype} of one dtype are needed")
-    rows = heads // kv_heads
-    launch = launch or choose_launch(capacity, batch * kv_heads, dim, q.dtype, q.device)
-    out = torch.empty(batch, kv_heads if group else heads, capacity, dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):
-        token_score_kernel[(triton.cdiv(capacity, launch.keys * launch.tiles), batch * kv_heads)](
-            q, k, lengths.contiguous(), out, q.stride(0), q.stride(1), q.stride(3), *k.stride(),
-            dim**-0.5 if scale is None else scale, rows, kv_heads, capacity,
-            REDUCE=group or "none", DIM=dim,
-            BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),
-            BLOCK_TOKENS=launch.keys, TILES=launch.tiles, STAGES=launch.num_stages,
-            UPCAST=needs_upcast(q),
-            num_warps=launch.num_warps, **overlap_settings(True, q.device),
-        )  # fmt: skip
-    return out
+    return score_keys(
+        token_score_kernel, q, (k,), lengths, group, launch, q.shape[3] ** -0.5 if scale is None else scale
+    )
