@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding import random_prompt, results, run_step
+from decoding import THREE_LAYERS, random_prompt, results, run_step
 from longdecode.engine import host_memory
 from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.decode_state import DecodeState
@@ -31,10 +31,9 @@ from longdecode.methods.registry import get_method
 
 CPU = torch.device("cpu")
 BLOCK, LISTED = 8, 5
-CONFIG = ModelConfig(
-    family="llama", vocab_size=40, hidden_size=16, intermediate_size=16, num_layers=3, num_heads=4, num_kv_heads=2,
-    head_dim=8, max_positions=4096, rope={"rope_theta": 100.0},
-)  # fmt: skip
+CONFIG = replace(
+    THREE_LAYERS, vocab_size=40, hidden_size=16, intermediate_size=16, head_dim=8, rope={"rope_theta": 100.0}
+)
 LENGTHS = [61, 24, 7]
 """In a block, at the end of one, in the first."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from decoding import THREE_LAYERS
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Request
@@ -16,10 +17,7 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
 from longdecode.methods.registry import get_method, load_card, method_names
 
-CONFIG = ModelConfig(
-    family="llama", vocab_size=61, hidden_size=32, intermediate_size=32, num_layers=5, num_heads=4, num_kv_heads=2,
-    head_dim=16, max_positions=512, rope={"rope_theta": 10_000.0},
-)  # fmt: skip
+CONFIG = replace(THREE_LAYERS, vocab_size=61, intermediate_size=32, num_layers=5, max_positions=512)
 IDS = tuple(range(5, 45))
 REQUESTS = [Request(IDS * 2, 3, (7, 8, 9)), Request(IDS, 5)]
 OWN_RULE = {"nosa": {"heads": "random:0"}, "infllm2": {}, "dma": {"heads": "random:0"}}

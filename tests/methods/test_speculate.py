@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from decoding import sharp_decoder, writes_as_full
+from decoding import THREE_LAYERS, sharp_decoder, writes_as_full
 from longdecode.engine.correction import Correction
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
@@ -19,10 +19,9 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.run_config import build_run_config
 from longdecode.methods.registry import get_method, load_card, method_names
 
-CONFIG = ModelConfig(
-    family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=6, num_heads=4, num_kv_heads=2,
-    head_dim=32, max_positions=768, rope={"rope_theta": 10_000.0},
-)  # fmt: skip
+CONFIG = replace(
+    THREE_LAYERS, vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=6, head_dim=32, max_positions=768
+)
 DRAFTERS: dict[str, dict[str, Any]] = {
     "quest": {}, "streaming": {}, "lychee": {"block_size": 16, "sink_tokens": 16, "recent_tokens": 16}, "tidal": {},
     "duo": {}, "h2o": {}, "tova": {}, "snapkv": {"window": 8}, "shadowkv": {"offload": True, "long_generation": True},

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from decoding import THREE_LAYERS
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.correction import Correction
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import DenseCache, KVCache
-from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.throughput.steps import fill_cache, rows_case, setup_case, step_case
 from longdecode.evals.throughput.timing import Case
 from longdecode.methods.registry import get_method
 
-CONFIG = ModelConfig(
-    family="llama", vocab_size=67, hidden_size=32, intermediate_size=48, num_layers=6, num_heads=4, num_kv_heads=2,
-    head_dim=8, max_positions=256,
-)  # fmt: skip
+CONFIG = replace(THREE_LAYERS, vocab_size=67, num_layers=6, head_dim=8, max_positions=256)
 CONTEXT, STEPS, BATCH = 200, 3, 2
 
 
