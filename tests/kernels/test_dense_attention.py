@@ -76,20 +76,18 @@ def test_rows_read_what_they_may(
     rows = shape[-1]
     fewest = 0 if per_head and rows == 1 else rows
     cache = kernel_inputs.ragged(rng, *shape, dtype=dtype, per_head=per_head, fewest=fewest)
-    check_dense(
-        path, cache, mask=kernel_inputs.draft_tree(rng, rows) if masked else None, scale=0.3 if masked else None
-    )
+    mask, scale = (kernel_inputs.draft_tree(rng, rows), 0.3) if masked else (None, None)
+    check_dense(path, cache, mask=mask, scale=scale)
 
 
+ONE_ROW = [
+    (2, 2, 2, 64, 15, 1), (3, 1, 4, 128, 63, 1), (2, 2, 8, 32, 257, 1), (1, 1, 1, 128, 257, 1), (2, 1, 7, 80, 130, 1),
+    (1, 2, 16, 20, 200, 1),
+]  # fmt: skip
 # The rule's choice at odd sizes; fused or separate merge, splits without a tile, tiles that end in the block, two tiles
 # of rows.
 TRITON = [
-    *(((2, 2, 2, 64, 15, 1), dtype, None) for dtype in kernel_inputs.HALF_AND_SINGLE),
-    *(((3, 1, 4, 128, 63, 1), dtype, None) for dtype in kernel_inputs.HALF_AND_SINGLE),
-    *(((2, 2, 8, 32, 257, 1), dtype, None) for dtype in kernel_inputs.HALF_AND_SINGLE),
-    *(((1, 1, 1, 128, 257, 1), dtype, None) for dtype in kernel_inputs.HALF_AND_SINGLE),
-    *(((2, 1, 7, 80, 130, 1), dtype, None) for dtype in kernel_inputs.HALF_AND_SINGLE),
-    *(((1, 2, 16, 20, 200, 1), dtype, None) for dtype in kernel_inputs.HALF_AND_SINGLE),
+    *((shape, dtype, None) for shape in ONE_ROW for dtype in kernel_inputs.HALF_AND_SINGLE),
     ((1, 1, 1, 32, 1, 1), torch.float32, None),
     ((2, 2, 2, 32, 40, 1), torch.float32, None),
     ((2, 2, 3, 64, 15, 2), torch.float32, None),
@@ -118,9 +116,8 @@ def test_rows_in_triton(
 def test_launches_leave_no_trace_for_the_next(rng: torch.Generator, fused: bool) -> None:
     """Counters are zero again after each launch, whatever the number of lists and parts of the one before."""
     for splits in (3, 2):
-        check_dense(
-            "triton", kernel_inputs.ragged(rng, 2, 2, 1, 16, 70), launch=DecodeLaunch(16, 16, 4, 2, splits, fused)
-        )
+        cache, launch = kernel_inputs.ragged(rng, 2, 2, 1, 16, 70), DecodeLaunch(16, 16, 4, 2, splits, fused)
+        check_dense("triton", cache, launch=launch)
     assert not arrival_counters(1, kernel_inputs.DEVICE).any()
     with pytest.raises(ValueError, match=f"has {COUNTERS} arrival counters, {COUNTERS + 1} are needed"):
         arrival_counters(COUNTERS + 1, kernel_inputs.DEVICE)

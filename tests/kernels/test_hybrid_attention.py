@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
-from kernel_inputs import DEVICE, Cache, check_sparse, poison_past, ragged
+from kernel_inputs import DEVICE, Cache, check_sparse, on_device, poison_past, ragged, same
 from longdecode.kernels.sparse_decode_attention import EVERYTHING, launch, naive
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch
@@ -118,17 +118,8 @@ def test_refuses_scores_that_do_not_fit(rng: torch.Generator) -> None:
 
 SCORED = 32
 Lists = tuple[list[list[int]], list[int]]
-
-
-class Case(NamedTuple):
-    """Arguments of the kernel; ``k`` and ``v`` hold NaN past the lengths."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    indices: Tensor
-    counts: Tensor
-    lengths: Tensor
+Case = tuple[Cache, Tensor, Tensor]
+"""A ragged cache, lists of blocks and their counts."""
 
 
 def case(
@@ -140,27 +131,26 @@ def case(
     held = torch.tensor(lengths)
     poison_past(held, k, v)
     indices = torch.rand(batch, lists, -(-size // 16), generator=rng).argsort(-1)
-    return Case(q, k, v, indices, torch.tensor(counts), held)
+    return (q, k, v, held), indices, torch.tensor(counts)
 
 
 def run(one: Case, launch: SparseLaunch, scored: bool = False) -> tuple[Tensor, ...]:
     """Outputs, log-sum-exp and, where asked for, scores; the counters must be zero afterwards."""
-    extra, moved = {}, Case(*(x.to(DEVICE) for x in one))
+    extra, (q, k, v, lengths), *chosen = {}, on_device(*one[0]), *on_device(*one[1:])
     if scored:
-        batch, lists, size = one.k.shape[:3]
+        batch, lists, size = k.shape[:3]
         scores = torch.full((batch, lists, -(-size // SCORED)), -7.0, device=DEVICE)
         extra = {"scores": scores, "score_rows": torch.arange(lists, device=DEVICE).flip(0), "score_block": SCORED}
-    found = sparse_decode_attention_gpu(*moved[:5], block_size=16, kv_lengths=moved.lengths, launch=launch, **extra)
+    found = sparse_decode_attention_gpu(q, k, v, *chosen, block_size=16, kv_lengths=lengths, launch=launch, **extra)
     assert not arrival_counters(1, DEVICE).any()
     return tuple(x.cpu() for x in (*found, *([extra["scores"]] if scored else [])))
 
 
 def check_merged(one: Case, launch: SparseLaunch, scored: bool = False) -> None:
     """Compare with sums in float64; the counters must be zero afterwards."""
-    rows = list(range(one.counts.shape[1]))[::-1] if scored else None
+    rows = list(range(one[2].shape[1]))[::-1] if scored else None
     op = partial(sparse_decode_attention_gpu, launch=launch)
-    cache = (*one[:3], one.lengths)
-    check_sparse(op, cache, one.indices, one.counts, 16, score_rows=rows, score_block=SCORED if scored else 1)
+    check_sparse(op, *one, 16, score_rows=rows, score_block=SCORED if scored else 1)
     assert not arrival_counters(1, DEVICE).any()
 
 
@@ -211,8 +201,7 @@ def test_results_do_not_hang_on_who_comes_last(rng: torch.Generator, monkeypatch
     place = type(builder).set_grid_idx
     for order in (torch.arange(30).flip(0), torch.randperm(30, generator=rng)):
         monkeypatch.setattr(builder, "set_grid_idx", lambda x, y, z, order=order: place(builder, int(order[x]), y, z))
-        for got, first in zip(run(one, launch, True), want, strict=True):
-            assert got.equal(first)
+        same(run(one, launch, True), want)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="programs arrive in any order on a GPU alone")
@@ -221,8 +210,7 @@ def test_two_runs_give_the_same_bits(rng: torch.Generator) -> None:
     launch = SparseLaunch(16, 16, 4, 2, 200, balanced=True, merge_group=16)
     want = run(one, launch, True)
     for _ in range(50):
-        for got, first in zip(run(one, launch, True), want, strict=True):
-            assert got.equal(first)
+        same(run(one, launch, True), want)
 
 
 def test_groups_need_counters_and_two_parts(rng: torch.Generator) -> None:

@@ -232,7 +232,7 @@ def test_overlaps_a_copy_in_a_graph(rng: torch.Generator, dtype: torch.dtype, sh
     graph, found = captured(step)
     for rate in (0.0, 0.03, 0.3, 1.0, 0.03):
         late = drawn(rng, one, rate)
-        for mine, theirs in zip((*queue_parts(queue), arrivals.state, arrivals.entries), fresh(one, late), strict=True):
+        for mine, theirs in zip(parts(queue, arrivals), parts(*queued(one, late)), strict=True):
             mine.copy_(theirs)
         for x, source in zip(near, truth, strict=True):
             x.copy_(poisoned(source.clone(), one, late))
@@ -242,10 +242,5 @@ def test_overlaps_a_copy_in_a_graph(rng: torch.Generator, dtype: torch.dtype, sh
         assert not (arrivals.state == 1).any() and not arrival_counters(1, DEVICE).any()
 
 
-def queue_parts(queue: BlockQueue) -> tuple[Tensor, Tensor, Tensor]:
-    return queue.sources, queue.targets, queue.count
-
-
-def fresh(one: Case, late: Tensor) -> tuple[Tensor, ...]:
-    queue, arrivals = queued(one, late)
-    return (*queue_parts(queue), arrivals.state, arrivals.entries)
+def parts(queue: BlockQueue, arrivals: Arrivals) -> tuple[Tensor, ...]:
+    return queue.sources, queue.targets, queue.count, arrivals.state, arrivals.entries

@@ -60,8 +60,7 @@ def test_listed_blocks_are_read(
     rng: torch.Generator, shape: tuple[int, ...], block: int, dtype: torch.dtype, masked: bool, limits: bool,
     per_query_head: bool,
 ) -> None:  # fmt: skip
-    given = (rng, shape, block, per_query_head, dtype, masked, limits, [EVERYTHING], 5)
-    check(sparse_decode_attention, *given)
+    check(sparse_decode_attention, rng, shape, block, per_query_head, dtype, masked, limits, [EVERYTHING], 5)
 
 
 # batch, KV heads, group, head dimension, capacity; tokens a block; one list a query head
@@ -78,8 +77,7 @@ def test_one_row_in_triton(
     rng: torch.Generator, shape: tuple[int, ...], block: int, per_query_head: bool, dtype: torch.dtype
 ) -> None:
     width = max(1, -(-shape[4] // block) * 3 // 4)
-    given = (rng, shape, block, per_query_head, dtype, False, False, [width], width)
-    check(sparse_decode_attention_gpu, *given)
+    check(sparse_decode_attention_gpu, rng, shape, block, per_query_head, dtype, False, False, [width], width)
 
 
 @pytest.mark.parametrize("per_query_head", [False, True])
@@ -130,11 +128,10 @@ def test_unequal_lists_with_a_bias_share_one_launch(
     bias = torch.full((2, 5, 100), NAN)
     for (row, one), entries in listed_tokens(cache, indices, counts, block).items():
         bias[row, one, [token for _, token in entries]] = torch.randn(len(entries), generator=rng)
+    op, where = partial(sparse_decode_attention_gpu, launch=launch), DEVICE
     if launch is None:
-        check_sparse(partial(sparse_decode_attention, uneven=True), cache, indices, counts, block, bias=bias, where=CPU)
-    else:
-        op = partial(sparse_decode_attention_gpu, launch=launch)
-        check_sparse(op, cache, indices, counts, block, bias=bias)
+        op, where = partial(sparse_decode_attention, uneven=True), CPU
+    check_sparse(op, cache, indices, counts, block, bias=bias, where=where)
 
 
 @BOTH
