@@ -80,6 +80,12 @@ def rotated(x: Tensor, turns: Tensor) -> Tensor:
     return torch.cat((product.real, product.imag), dim=-1)
 
 
+def normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """RMS norm in float64, where there is a weight."""
+    x = x.double()
+    return x if weight is None else weight.double() * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
 def poison_past(lengths: Tensor, *tensors: Tensor) -> None:
     """Fill ``[B, Hkv, S, ...]`` with NaN past lengths ``[B]`` or ``[B, Hkv]``."""
     for x in tensors:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_inputs import CPU, DEVICE, HALF_AND_SINGLE, NAN, captured, close, rotated, rotation
+from kernel_inputs import CPU, DEVICE, HALF_AND_SINGLE, NAN, captured, close, normed, rotated, rotation
 from longdecode.kernels.page_minmax import PageBounds, build_page_minmax
 from longdecode.kernels.rms_norm import add_rms_norm
 from longdecode.kernels.rms_norm import naive as norm_naive
@@ -23,12 +23,6 @@ TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 EPS = 1e-2
 PATHS = {"naive": (rope_append, CPU), "triton": (rope_append_gpu, DEVICE)}
 BY_PATH = pytest.mark.parametrize("path", PATHS)
-
-
-def normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """RMS norm in float64, where there is a weight."""
-    x = x.double()
-    return x if weight is None else weight.double() * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)

@@ -23,6 +23,11 @@ HEADS, GROUP, DIM = 4, 2, 32
 TREE = random_tree(41, CPU)[0]
 
 
+@pytest.fixture(autouse=True)
+def _seeded(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
 def size_of(context: int = 512, batch: int = 2, budget: int | None = 64, **sizes: Any) -> Size:
     return Size(8, HEADS, DIM, 256, 640, 264, context, batch, budget, CPU, torch.float32, **sizes)
 
@@ -34,8 +39,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("op", "size"), CASES)
-def test_every_op_passes_its_gate_and_agrees_with_its_peers(op: str, size: Size, seed: int) -> None:
-    torch.manual_seed(seed)
+def test_every_op_passes_its_gate_and_agrees_with_its_peers(op: str, size: Size) -> None:
     made = make_op(op, size)
     made.gate(size.dtype)
     inputs = made.draw()
@@ -115,8 +119,7 @@ def by_hand(x: Inputs, row: int, head: int, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("full_heads", "full"), [(0, set()), (1, {3}), (2, {1, 3}), (4, {0, 1, 2, 3})])
-def test_some_heads_read_everything_and_the_others_their_blocks(full_heads: int, full: set[int], seed: int) -> None:
-    torch.manual_seed(seed)
+def test_some_heads_read_everything_and_the_others_their_blocks(full_heads: int, full: set[int]) -> None:
     op = make_op("hybrid_attention", size_of(700, budget=200, full_heads=full_heads))
     x = op.draw()
     out = op.ours(x)
@@ -130,8 +133,7 @@ def test_some_heads_read_everything_and_the_others_their_blocks(full_heads: int,
             torch.testing.assert_close(mine, by_hand(x, row, head, tokens), rtol=1e-4, atol=1e-5)
 
 
-def test_dense_peers_of_a_hybrid_layer_are_held_against_the_heads_that_read_everything(seed: int) -> None:
-    torch.manual_seed(seed)
+def test_dense_peers_of_a_hybrid_layer_are_held_against_the_heads_that_read_everything() -> None:
     op, size = make_op("hybrid_attention", size_of(full_heads=2)), size_of(full_heads=2)
     x = op.draw()
     found, mine = peers.flash(size, x)(), op.ours(x)
@@ -142,8 +144,7 @@ def test_dense_peers_of_a_hybrid_layer_are_held_against_the_heads_that_read_ever
         op.require_same(found, mine, size.dtype)
 
 
-def test_rows_see_the_prefix_and_their_own_part_of_the_block(seed: int) -> None:
-    torch.manual_seed(seed)
+def test_rows_see_the_prefix_and_their_own_part_of_the_block() -> None:
     mask, depths = random_tree(41, CPU)
     parents = [int(row[:node].nonzero()[-1]) if node else -1 for node, row in enumerate(mask)]
     assert mask.diagonal().all() and not mask.triu(1).any() and depths[0] == 0
@@ -249,8 +250,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
         ("decode_attention_rows", {"rows": 8}), ("decode_attention_rows", {"rows": 41, "mask": TREE}),
     ],
 )  # fmt: skip
-def test_flashinfer_gets_the_same_to_do(library: None, op: str, sizes: dict[str, Any], seed: int) -> None:
-    torch.manual_seed(seed)
+def test_flashinfer_gets_the_same_to_do(library: None, op: str, sizes: dict[str, Any]) -> None:
     size = size_of(**{"context": 128, "batch": 3, "budget": 48, **sizes})
     made = make_op(op, size)
     inputs = made.draw()

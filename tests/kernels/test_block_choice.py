@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_inputs import DEVICE, NAN
+from kernel_inputs import DEVICE, NAN, poison_past
 from longdecode.kernels.block_choice import BlockShares, gpu, naive
 from longdecode.kernels.block_choice.gpu import choose_blocks_gpu
 from longdecode.kernels.pooled_keys.naive import Pooling
@@ -100,8 +100,7 @@ def test_the_choice_is_the_papers(
     lengths = torch.tensor([capacity, capacity * 2 // 3, budget * size + 1, budget * size // 2, pooling.window - 1])
     q = 2 * torch.randn(5, 2 * group, 1, dim, generator=rng)
     means = torch.randn(5, 2, pooling.room(capacity), dim, generator=rng)
-    past = torch.arange(means.shape[2]) >= pooling.complete(lengths)[:, None]
-    means = torch.where(past[:, None, :, None], NAN, means)
+    poison_past(pooling.complete(lengths), means)
     importance = None
     if shares.by_importance:
         importance = torch.randn(5, 2, room, generator=rng)
@@ -120,10 +119,9 @@ def test_of_equal_scores_the_newer_block_wins(rng: torch.Generator, kind: str) -
     few = torch.randint(-1, 2, (3, 16), generator=rng).float()
     means = few[torch.randint(0, 3, (5, 2, pooling.room(capacity)), generator=rng)]
     levels = torch.tensor([-1.5, -0.0, 0.0, 1.5])[torch.randint(0, 4, (5, 2, room), generator=rng)]
-    importance = (
-        levels * (1 + 4e-3 * (torch.rand(5, 2, room, generator=rng) - 0.5)) if kind == "by_importance" else levels
-    )
-    assert check(choose_blocks_gpu, q, means, lengths, importance, shares, pooling, size, room) == 0
+    if kind == "by_importance":
+        levels *= 1 + 4e-3 * (torch.rand(5, 2, room, generator=rng) - 0.5)
+    assert check(choose_blocks_gpu, q, means, lengths, levels, shares, pooling, size, room) == 0
 
 
 def test_a_row_alone_is_chosen_as_in_a_batch(rng: torch.Generator) -> None:

@@ -177,16 +177,13 @@ def test_fetches_from_pinned_memory_in_a_graph(rng: torch.Generator) -> None:
     torch.testing.assert_close(slots[0], slots[2], atol=2e-2, rtol=2e-2)
 
 
-def test_a_prompt_shorter_than_a_chunk_is_not_read_past_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_shorter_than_a_chunk_is_not_read_past_its_end(
+    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is queued, but where the host does not know that, every entry is worked on: as on a CUDA device."""
     monkeypatch.setattr(fetch_naive, "on_host", lambda tensor: False)
-    tokens, rank, dim, size = 3, 4, 8, 8
-    prompt = LowRankPrompt(
-        torch.randn(BATCH, tokens, rank, device=DEVICE), torch.randn(BATCH, HEADS, rank, dim, device=DEVICE),
-        torch.randn(tokens, dim // 2, device=DEVICE), torch.randn(tokens, dim // 2, device=DEVICE),
-        torch.randn(BATCH, HEADS, tokens, dim, device=DEVICE), size,
-    )  # fmt: skip
-    slots = torch.randn(2, BATCH, HEADS, 2 * size, dim, device=DEVICE)
+    prompt = new_prompt(rng, 3, 8, 4, 8, torch.float32)
+    slots = torch.randn(2, BATCH, HEADS, 16, 8, device=DEVICE)
     before = slots.clone()
     fetch_naive.fetch_chunks(prompt, slots[0], slots[1], new_queue(5))
     assert slots.equal(before)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_inputs import DEVICE, HALF_AND_SINGLE, captured, close, random_on_device, rotated, rotation
+from kernel_inputs import DEVICE, HALF_AND_SINGLE, captured, close, normed, random_on_device, rotated, rotation
 from longdecode.kernels.linear import naive as silu_naive
 from longdecode.kernels.linear import silu_mul
 from longdecode.kernels.linear.silu_gpu import silu_mul_gpu
@@ -25,11 +25,6 @@ from longdecode.kernels.rope.gpu import apply_rope_gpu, rotate_gpu
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 NORMS = pytest.mark.parametrize("norm", [rms_norm, rms_norm_gpu])
 BY_DTYPE = pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
-
-
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.double()
-    return weight.double() * wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
 @BY_DTYPE
@@ -118,9 +113,8 @@ def test_equals_naive_on_the_device_and_in_a_graph(
 
     graph, found = captured(lambda: run(rms_norm_gpu, apply_rope_gpu, silu_mul_gpu, page_score_gpu))
     compare(run(rms_norm_gpu, apply_rope_gpu, silu_mul_gpu, page_score_gpu))
-    for old, new in zip(
-        inputs[:3], random_on_device(seed + 1, *(x.shape for x in inputs[:3]), dtype=dtype), strict=True
-    ):
+    fresh = random_on_device(seed + 1, *(x.shape for x in inputs[:3]), dtype=dtype)
+    for old, new in zip(inputs[:3], fresh, strict=True):
         old.copy_(new)
     graph.replay()
     compare(found)

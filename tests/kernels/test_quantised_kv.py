@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_inputs import DEVICE, check_sparse, lists_of_blocks, on_device, poison_past, ragged, same, whole
+from kernel_inputs import DEVICE, check_sparse, lists_of_blocks, on_device, poison_past, ragged, rotation, same, whole
 from longdecode.kernels.decode_attention.naive import decode_attention
 from longdecode.kernels.page_minmax import build_page_minmax
 from longdecode.kernels.quantised_kv import Fp8Layer, Int4Layer, fill_fp8, fill_int4, naive, new_fp8, new_int4
@@ -52,8 +52,7 @@ def filled(
     """Storage that holds random keys and values, which are returned too, NaN past the lengths."""
     k, v = (torch.randn(len(lengths), kv, max(lengths), dim, generator=rng).to(dtype) for _ in range(2))
     k *= torch.linspace(0.05, 1.0, dim)  # channels of unlike size
-    for row, length in enumerate(lengths):
-        k[row, :, length:], v[row, :, length:] = torch.nan, torch.nan
+    poison_past(torch.tensor(lengths), k, v)
     layer = layer_of(kind, len(lengths), kv, dim, capacity, dtype, block)
     FILL[kind](layer, k, v, torch.tensor(lengths))
     return layer, k, v
@@ -191,8 +190,7 @@ def test_appended_tokens_are_stored_as_a_prompt_is(
     weights = [torch.randn(dim, generator=rng).to(dtype) if norms else None for _ in range(2)]
     for step in range(3):
         q, k, v = (torch.randn(3, n, 1, dim, generator=rng).to(dtype) for n in (heads, kv, kv))
-        angle = torch.randn(3, 1, dim // 2, generator=rng)
-        cos, sin = (torch.cat((x, x), dim=-1) for x in (angle.cos(), angle.sin()))
+        _, cos, sin = rotation(rng, 3, 1, dim)
         positions = torch.tensor(lengths) + step
         options = {"q_norm": weights[0], "k_norm": weights[1], "eps": 1e-5}
         want = naive.append_quantised(plain, q, k, v, cos, sin, positions, **options, **sized[0])

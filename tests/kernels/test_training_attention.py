@@ -10,17 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernel_inputs import DEVICE, NAN
 from longdecode.kernels.importance import ImportanceWeights, token_importance
 from longdecode.kernels.sparse_training_attention import naive
+from longdecode.kernels.sparse_training_attention.gpu import sparse_training_attention_gpu as gpu
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Attention = Callable[..., Tensor]
-
-
-def gpu(*given: object) -> Tensor:
-    from longdecode.kernels.sparse_training_attention.gpu import sparse_training_attention_gpu
-
-    return sparse_training_attention_gpu(*given)  # type: ignore[arg-type]
 
 
 def given(rng: torch.Generator, tokens: int, dim: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -88,7 +83,7 @@ def test_tiles_that_no_query_reads_are_not_loaded(rng: torch.Generator) -> None:
     read[:, :, 64:128] = False
     inputs = [x.to(DEVICE) for x in inputs]
     for x in inputs[1:]:
-        x[:, :, 64:128] = float("nan")
+        x[:, :, 64:128] = NAN
     leaves = [x.requires_grad_() for x in inputs]
     out = gpu(*leaves, read.to(DEVICE), 16, None, 0.25)
     assert not out[:, :, 64:128].any() and out.isfinite().all() and out[:, :, 128:].any()
@@ -101,7 +96,7 @@ def test_tiles_that_no_query_reads_are_not_loaded(rng: torch.Generator) -> None:
 def test_outputs_and_gradients_in_half_precision(rng: torch.Generator, size: int) -> None:
     """Against float64 on the processor from the same numbers; whole tiles unread come first."""
     # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-    tokens, half = (1501, torch.bfloat16) if DEVICE == "cuda" else (150, torch.float16)
+    tokens, half = (1501, torch.bfloat16) if DEVICE.type == "cuda" else (150, torch.float16)
     *inputs, read = given(rng, tokens, 64, size)
     read[:, :, :, : 64 // size] = False
     read[:, :, torch.arange(tokens), torch.arange(tokens) // size] = True

@@ -96,10 +96,9 @@ def test_slots_follow_the_rule(rng: torch.Generator, claim: Claim, slots: int, w
         assert residents.blocks.view(lists, slots).tolist() == [one.held for one in simulated]
         assert residents.used.view(lists, slots).tolist() == [one.used for one in simulated]
         many = int(queue.count)
-        entries = zip(queue.sources[:many].tolist(), queue.targets[:many].tolist(), strict=True)
+        entries = list(zip(queue.sources[:many].tolist(), queue.targets[:many].tolist(), strict=True))
         assert set(entries) == want_queue and many == len(want_queue)
         if arrivals is not None:
-            entries = zip(queue.sources[:many].tolist(), queue.targets[:many].tolist(), strict=True)
             assert dict(zip(arrivals.entries[:many].tolist(), entries, strict=True)) == want_late
             assert late.flatten().nonzero()[:, 0].tolist() == sorted(want_late) and not (late > 1).any()
         fetched += many

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_inputs import DEVICE, on_device
+from kernel_inputs import DEVICE, on_device, poison_past, rotation
 from longdecode.kernels.page_minmax.naive import PageBounds, build_page_minmax, rebuild_page_minmax
 from longdecode.kernels.page_minmax.rebuild_gpu import rebuild_page_minmax_gpu
 from longdecode.kernels.window_correction import naive
@@ -82,8 +82,7 @@ def test_touched_pages_get_the_bounds_of_what_is_stored(rng: torch.Generator, wi
     k = torch.randn(3, 2, size, 32, generator=rng)
     lengths = torch.tensor([53, width - 1, 33])
     starts = lengths - width
-    for b, n in enumerate(lengths.tolist()):
-        k[b, :, n:] = float("nan")
+    poison_past(lengths, k)
     bounds = build_page_minmax(k, lengths, page)
     for b, (start, n) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
         k[b, :, max(0, start) : n] *= 0.1
@@ -117,8 +116,7 @@ def test_a_window_attends_as_in_plain_torch(
         positions = first[:, None] + step + torch.arange(1 - window, 1)
         limits = torch.where(positions >= first[:, None], positions + 1, 0)
         k, v = (torch.randn(2, kv_heads, 160, dim, generator=rng).to(dtype) for _ in range(2))
-        past = torch.arange(160) > positions[:, -1:]
-        k, v = (x.masked_fill(past[:, None, :, None], float("nan")) for x in (k, v))
+        poison_past(positions[:, -1] + 1, k, v)
         used = positions[:, -1] // page + 1
         pages = [[torch.randperm(int(n), generator=rng)[:width].sort().values for _ in range(kv_heads)] for n in used]
         counts = torch.tensor([[len(some) for some in row] for row in pages])
@@ -158,16 +156,13 @@ def test_a_window_is_stored_and_bounded_as_in_plain_torch(
     slots[1, : window // 2] = -1
     slots[2] = -1
     fused = torch.randn(batch, window, heads + 2 * kv_heads, dim, generator=rng).to(dtype)
-    turns = 100 * torch.rand(batch, window, dim // 2, generator=rng)
-    cos, sin = (torch.cat((f(turns), f(turns)), dim=-1) for f in (torch.cos, torch.sin))
+    _, cos, sin = rotation(rng, batch, window, dim)
     norms = {"q_norm": None, "k_norm": None}
     if normed:
         norms = {name: torch.randn(dim, generator=rng).to(dtype) for name in norms}
     caches = [torch.randn(batch, kv_heads, size, dim, generator=rng).to(dtype) for _ in range(2)]
     bounds = build_page_minmax(caches[0], lengths - 1, page)
-    for cache in caches:
-        for b, n in enumerate(lengths.tolist()):
-            cache[b, :, n:] = float("nan")
+    poison_past(lengths, *caches)
     there, bounds_there = on_device(*caches), type(bounds)(*on_device(*bounds))
 
     def append(op: Callable[..., Tensor], at: torch.device, caches: list[Tensor], bounds: PageBounds) -> Tensor:
