@@ -292,7 +292,7 @@ def test_books_that_are_tuned_on_are_in_no_suite_and_need_not_be_there(tmp_path:
     prompts = get_task("tuning_prose", {"pg19": tmp_path}).samples(512, 2, 0, tokenizer)
     assert [sample.prompt[:5].strip() in sample.forced for sample in prompts] == [True] * 8
     assert {len(sample.prompt) + len(sample.forced) for sample in prompts} == {512}
-    with pytest.raises(DataUnavailableError, match="27454"):
+    with pytest.raises(DataUnavailableError, match="longdecode data fetch pg19"):
         get_task("tuning_prose").samples(512, 2, 0, tokenizer)
 
 
