@@ -91,12 +91,12 @@ def over_gpus(gpus: int, device: str, function: Callable[[Rank, torch.device], T
                 pass
         except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
             # The first to fail is the cause: others then fail for want of it, and may be noticed before. One that died
-            # without a word did so before all that speak of it, unless torch ended it (SIGTERM) for another's failure.
+            # without a word did so before all that speak of it, unless torch ended it for another's failure.
             said = min(Path(folder).glob("*.error"), key=lambda path: path.stat().st_mtime_ns, default=None)
             rank, text = (said.stem, said.read_text()) if said else (str(error.error_index), str(error))
             for index, process in enumerate(ranks.processes):
-                died = process.exitcode not in (None, 0, -signal.SIGTERM)
-                if died and not Path(folder, f"{index}.error").exists():
+                ended = index != error.error_index and process.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
+                if process.exitcode and not ended and not Path(folder, f"{index}.error").exists():
                     rank, text = str(index), f"process {index} terminated with exit code {process.exitcode}"
             raise RankError(f"rank {rank} of {gpus} failed: {text.strip()}") from error
         finally:

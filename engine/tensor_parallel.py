@@ -32,7 +32,7 @@ from longdecode.engine.ranks import Rank, over_gpus
 from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.weights import _read_weights, _Reader, check_checkpoint, load_decoder
 from longdecode.kernels.linear import linear
-from longdecode.kernels.peer_sum import CAPACITY, PeerSum, reach_each_other
+from longdecode.kernels.peer_sum import CAPACITY, PeerSum, peer_sums
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class TensorParallelDecoder(Decoder):
         super().__init__(rank.share_of(whole), weights, device, dtype)
         self.whole = whole
         self.rank = rank
-        self.small_sum = PeerSum(device, dtype) if reach_each_other(rank.world, device) else None
+        self.small_sum = PeerSum(device, dtype) if peer_sums(rank.world, device) else None
 
     def forward(self, block: TokenBlock, state: DecodeState | PrefillState, method: AttentionMethod) -> Tensor:
         """See ``Decoder.forward``; every rank feeds the same block and gets the same hidden states.

@@ -57,8 +57,7 @@ def _unread(folder: Path) -> str | None:
     for file in (*found.glob("*.safetensors"), *found.glob("tokenizer*")):
         if file.is_file() and file.stat().st_size < 1000 and file.read_bytes().startswith(b"version https://git-lfs"):
             return f"{file} is git LFS's pointer to the file; `git lfs pull` in {found} fetches it"
-    has = any(found.glob("tokenizer*")) or any(found.glob("vocab*"))
-    return None if has else f"{found} has no tokenizer (tokenizer.json)"
+    return None if [*found.glob("tokenizer*"), *found.glob("vocab*")] else f"{found} has no tokenizer (tokenizer.json)"
 
 
 def require_hub_id(model: str) -> None:
@@ -76,9 +75,10 @@ def data_fault(name: str, place: Path) -> str | None:
     sets = [data for data in SOURCES.values() if data.key == name]
     hub = str(place) == FROM_HUB and any(data.hub_id for data in sets)
     copy = any(data.copies for data in sets) and _may_be_hub_id(str(place)) and place.parts[0] != DATA_FOLDER
-    if place.expanduser().is_dir() or hub or copy:
+    own = not sets and (place.expanduser().is_file() or _may_be_hub_id(str(place)))  # HotpotQA to train on
+    if place.expanduser().is_dir() or hub or copy or own:
         return None
-    return f"no such folder: {place}; `{sets[0].command}` makes {DATA_FOLDER}/{name}"
+    return f"no such folder: {place}" + (f"; `{sets[0].command}` makes {DATA_FOLDER}/{name}" if sets else "")
 
 
 def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) -> None:

@@ -2,8 +2,7 @@
 
 A step takes a time for each layer and each byte that it reads; a prefill one for each operation of its weights, by
 tokens, and of its attention, by their square; a job its start, and the host's work on prompts and batches. Rates are
-those of ``config/papers/sizes.yaml``, of jobs alone on their card. A method is taken to read its budget and an eighth
-of the context, for choosing.
+those of ``config/papers/sizes.yaml``. A method is taken to read its budget and an eighth of the context, for choosing.
 """
 
 from __future__ import annotations

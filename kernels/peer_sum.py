@@ -1,12 +1,15 @@
 """A small sum over the GPUs of a host as one Triton kernel, which writes into its peers' memory.
 
-NCCL takes 11 us for the 10 KB of a layer on two H200 and cuts the chain of overlapping launches (``overlap.py``) twice
-a layer; this one keeps it.
+NCCL takes 11 us for the 10 KB of a layer on two H200, torch's one-shot sum 7 us, and both cut the chain of overlapping
+launches (``overlap.py``) twice a layer; this one keeps it. It has run in Triton's interpreter, with peers played by
+hand, and has compiled for Hopper, but not yet on two GPUs: ``LONGDECODE_PEER_SUM=1`` asks for it, NCCL serves without.
+GPUs need native atomics between them, as NVLink has.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+import os
 from itertools import permutations, starmap
 from typing import cast
 
@@ -45,7 +48,7 @@ def peer_sum_kernel(
     let_next_start(PDL)
     wait_for_earlier(PDL)
     call = tl.load(p_calls + i_block) + 1
-    half = (call % 2) * (WORLD * CAPACITY)
+    half = (call & 1) * (WORLD * CAPACITY)
     b_part = tl.load(p_part + o_part, mask=inside)
     for i in tl.static_range(WORLD):
         p_slot = tl.multiple_of(buffers[i].to(tl.pointer_type(dtype)) + half + RANK * CAPACITY, 16)
@@ -57,7 +60,7 @@ def peer_sum_kernel(
         tl.atomic_xchg(p_flag, call, sem="release", scope="sys")
     p_flag = flags[RANK].to(tl.pointer_type(tl.int32)) + i_block * WORLD
     for i in tl.static_range(WORLD):
-        while tl.atomic_add(p_flag + i, 0, sem="acquire", scope="sys") < call:
+        while tl.atomic_add(p_flag + i, 0, sem="acquire", scope="sys") - call < 0:  # also where numbers wrap
             pass
     tl.debug_barrier()
     p_buffer = tl.multiple_of(buffers[RANK].to(tl.pointer_type(dtype)) + half, 16)
@@ -67,10 +70,14 @@ def peer_sum_kernel(
     tl.store(p_part + o_part, b_sum.to(dtype), mask=inside)
 
 
-def reach_each_other(world: int, device: torch.device) -> bool:
-    """Return whether the first ``world`` CUDA devices read and write each other's memory; no CPU does."""
+def peer_sums(world: int, device: torch.device) -> bool:
+    """Return whether they are asked for and the first ``world`` CUDA devices reach each other's memory; no CPU does."""
     pairs = permutations(range(world), 2)
-    return device.type == "cuda" and all(starmap(torch.cuda.can_device_access_peer, pairs))
+    return (
+        "LONGDECODE_PEER_SUM" in os.environ
+        and device.type == "cuda"
+        and all(starmap(torch.cuda.can_device_access_peer, pairs))
+    )
 
 
 class PeerSum:

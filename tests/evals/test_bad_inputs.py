@@ -315,5 +315,8 @@ def test_a_folder_of_data_is_no_hub_id() -> None:
     faults = [preflight.data_fault("ruler", Path(text)) for text in ("ruler/data", "hub", __file__)]
     assert all("no such folder" in str(fault) for fault in faults)
     assert preflight.data_fault("longbench", Path("data/longbench")) and preflight.data_fault("math", Path("a/b"))
-    for name, known in (("longbench", "zai-org/LongBench"), ("math", "hub"), ("pg19", "emozilla/pg19-test")):
+    assert preflight.data_fault("hotpotqa", Path("/no.json")) == "no such folder: /no.json"
+    own = (("hotpotqa", __file__), ("hotpotqa", "hotpotqa/hotpot_qa"))  # training data of a user's
+    hub = (("longbench", "zai-org/LongBench"), ("math", "hub"), ("pg19", "emozilla/pg19-test"))
+    for name, known in (*own, *hub):
         assert preflight.data_fault(name, Path(known)) is None

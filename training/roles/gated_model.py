@@ -27,7 +27,7 @@ class GatedModel:
     The teacher attends fully everywhere. In the student the output of KV head ``h`` of layer ``l`` is
     ``z full + (1 - z) sparse``. Contexts carry no gradient; targets run in one parallel, teacher-forced call, with
     gradients for activations and gates but for no weight. All operations are torch's, since the engine's Triton
-    kernels have no gradient; no map of attention weights is kept.
+    kernels have no gradient; flash attention keeps no map of weights. Norms round once where the engine's round twice.
     """
 
     def __init__(self, decoder: Decoder, sparse: SparseBranch):

@@ -148,7 +148,7 @@ class Trainer:
 
     @torch.no_grad()
     def _row(self, step: int, loss: Loss, started: float) -> list[float]:
-        """One row of the curve; the only place where training waits for the device."""
+        """One row of the curve."""
         first = self.run.first_role_layer
         on, score = self.gates.p_nonzero()[first:], self.gates.score()[first:]
         undecided = ((score > 0.1) & (score < 0.9)).float().mean()
