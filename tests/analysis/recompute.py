@@ -2,9 +2,10 @@
 
     python tests/analysis/recompute.py [results/qwen ...]
 
-Every cell of summary.csv, pair of comparisons.csv and time of speed.csv. Means, counts, Wilson's and Student's bounds,
-Holm's correction and verdicts must equal what is printed, to its digits. Bounds and p-values from random draws are
-drawn anew: a bound must lie where our draws have 2.5 or 97.5 %, within five standard errors of such a share.
+Every cell of summary.csv, pair of comparisons.csv, time of speed.csv, rank of ranks.csv and order of orders.csv. Means,
+counts, Wilson's and Student's bounds, Holm's correction and verdicts must equal what is printed, to its digits. Bounds
+and p-values from random draws are drawn anew: a bound must lie where our draws have 2.5 or 97.5 %, within five standard
+errors of such a share; a rank, between those at 3 and at 8 %.
 docs/reading-a-table.md explains columns and statistics. Exits 1 where a row differs.
 """
 
@@ -331,6 +332,8 @@ def differing_times(folder: Path) -> Iterator[str]:
 
 def main(folders: Sequence[Path]) -> int:
     """Print a line a run and one for each row that differs; return 1 where there is one."""
+    from recompute_ranks import differing_ranks
+
     wrong = 0
     for folder in folders or sorted(path.parent for path in (ROOT / "results").glob("*/summary.csv")):
         scored, status = read_cells(folder)
@@ -338,6 +341,7 @@ def main(folders: Sequence[Path]) -> int:
             "cells": ("summary", [*differing_cells(folder, scored, status)]),
             "comparisons": ("comparisons", [*differing_pairs(folder, scored, status)]),
             "times": ("speed", [*differing_times(folder)]),
+            "ranks": ("ranks", [*differing_ranks(folder, scored, status)]),
         }  # fmt: skip
         rows = {name: len(pd.read_csv(folder / f"{file}.csv", low_memory=False)) for name, (file, _) in found.items()}
         print(
