@@ -76,8 +76,7 @@ class Reference:
                 for head, pages in enumerate(chosen):
                     self.loads[index][head].append(pages)
             x = self.finish(layer, x, torch.stack(outs, dim=1))
-        final = self.norm(x, self.decoder.weights.final_norm)
-        return final[-1] @ self.decoder.weights.lm_head.T
+        return self.norm(x, self.decoder.weights.final_norm)[-1] @ self.decoder.weights.lm_head.T
 
     def sparse_row(self, index: int, row: int, newest: int, q: Tensor, chosen: list[set[int]]) -> Tensor:
         """Add to the row's parts those of the pages that it has not seen; return its output ``[Hq, D]``."""

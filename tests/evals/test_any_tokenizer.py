@@ -92,8 +92,7 @@ def test_look_ups_in_words_are_answered_by_their_records(variant: lookup.Variant
         key, _, target = asked.partition(" as ")
         assert f"[The number of {target or key} is {value}.]" in episode.prompt
         assert not target or f"[The number of {key} is that of {target}.]" in episode.prompt
-    wrong = episode.answer.replace(value, "none")
-    assert lookup.marks(episode.items, wrong)[-1] is False
+    assert lookup.marks(episode.items, episode.answer.replace(value, "none"))[-1] is False
 
 
 def test_marks_in_words_go_by_key_and_chains_by_place() -> None:

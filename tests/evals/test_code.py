@@ -111,8 +111,7 @@ def test_a_function_is_found_however_it_is_written(tmp_path: Path) -> None:
         ("```python\ndef half(n) return\n```", False),
         ("```python\ndef halve(n):\n    return n // 2\n```", False),
     ):
-        verdict = mark(asked, completion)
-        assert verdict.passed is passed, completion
+        assert mark(asked, completion).passed is passed, completion
     for completion in ("", "I cannot.", "```python\n```", " Sure, half of n is n // 2."):
         assert mark(asked, completion) == NO_PROGRAM, completion
 

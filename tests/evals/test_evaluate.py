@@ -266,8 +266,7 @@ def test_progress_names_batches_and_a_second_run_computes_nothing(run: Run, caps
         lines = capsys.readouterr().err.splitlines()
         assert lines[0] == f"tiny/mini_recall: streaming: {open_cells} cells to run, {2 - open_cells} known"
         assert [re.sub(r" \d+ s$", "", line) for line in lines if " samples, " in line] == batches
-        outcomes = [line for line in lines if re.search(r"budget=(0.5|64) n=3 mean=0\.\d{4}$", line)]
-        assert len(outcomes) == open_cells
+        assert len([line for line in lines if re.search(r"budget=(0.5|64) n=3 mean=0\.\d{4}$", line)]) == open_cells
     assert found[0] == found[1]
 
 

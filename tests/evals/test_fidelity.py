@@ -59,8 +59,7 @@ def test_full_is_no_distance_from_itself(decoder: Decoder) -> None:
     generator = Generator(decoder)
     prompt = generator.prefill(requests(2, 64))
     full = full_run(generator, prompt)
-    again = full_run(generator, compared_prompt(prompt, full))
-    for ours, theirs in zip(again, full, strict=True):
+    for ours, theirs in zip(full_run(generator, compared_prompt(prompt, full)), full, strict=True):
         score = get_task("fidelity_forced").compare(Sample(0, "", "", 0, None, "text"), ours, theirs)
         assert score.value == 0 and score.measures["top1"] == 1
         assert abs(score.measures["kl"]) < 1e-9 and len(score.parts) == 8
@@ -99,8 +98,7 @@ def test_free_running_counts_to_the_first_difference(decoder: Decoder) -> None:
     generator = Generator(decoder)
     prompt = generator.prefill([Request(tuple(range(200)), 32)])
     full = full_run(generator, prompt)
-    method = get_method("streaming").from_budget(24, decoder.config)
-    (ours,) = generator.decode(compared_prompt(prompt, full), method)
+    (ours,) = generator.decode(compared_prompt(prompt, full), get_method("streaming").from_budget(24, decoder.config))
     sample = Sample(0, "", "", 32, None, "text")
     first = next(i for i, (a, b) in enumerate(zip(ours.output_ids, full[0].output_ids, strict=True)) if a != b)
     assert get_task("fidelity_free").compare(sample, ours, full[0]).value == first
@@ -140,8 +138,7 @@ def test_free_running_tells_repetition(decoder: Decoder, prose: Path) -> None:
 
 
 def test_windows_are_clustered_by_text_and_hold_the_context(prose: Path) -> None:
-    samples = get_task("fidelity_forced", {"prose": prose}).samples(1024, 8, 0, byte_tokenizer())
-    assert len(samples) == 8
+    assert len(get_task("fidelity_forced", {"prose": prose}).samples(1024, 8, 0, byte_tokenizer())) == 8
     free = get_task("fidelity_free", {"prose": prose}).samples(1024, 8, 0, byte_tokenizer())
     assert all(s.forced == "" and len(s.prompt) == 1024 - 128 for s in free)
 

@@ -99,8 +99,7 @@ def test_real_examples_fill_the_context_and_hold_the_answer(
 
 
 def test_rounds_hold_each_label_once_and_texts_begin_again(folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
-    task = get_task("icl_banking77", {"icl": folder})
-    for sample in task.samples(1500, 4, seed, tokenizer):
+    for sample in get_task("icl_banking77", {"icl": folder}).samples(1500, 4, seed, tokenizer):
         shown = examples(sample)
         kinds = [text.split()[1] for text, _ in shown]
         assert len(shown) > 12 and all(text.startswith("train") for text, _ in shown)

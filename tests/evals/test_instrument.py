@@ -122,8 +122,7 @@ def test_the_outcome_is_written_whether_or_not_checks_fail_and_a_failure_ends_th
     write_all(tmp_path / "records", records)
     check_instrument(config, tmp_path / "records", output)
     assert json.loads(output.read_text())["passed"] is True
-    bad = changed(records, {"variant": "streaming", "context": 4096}, score=0.75)
-    write_all(tmp_path / "records", bad)
+    write_all(tmp_path / "records", changed(records, {"variant": "streaming", "context": 4096}, score=0.75))
     check_instrument(config, tmp_path / "records", output)
     manifest.seal(output.parent, [output])
     with pytest.raises(GateError, match=r"streaming_fails/4096: .*0\.75"):

@@ -274,5 +274,4 @@ def test_a_stop_text_that_the_tokenizer_tells_as_another_ends_nothing_by_its_tok
     tokenizer.add_special_tokens(["[UNK]", "[SEP]"])
     tokenizer.save(str(folder / "tokenizer.json"))
     made = LongDecodeLM(str(folder), device="cpu", gate=False)
-    asked = read_generation({"until": ["Q", "\u2600", "[SEP]", "?"]}, 4)
-    assert made._continued([2, 2], asked, 0).stop_ids == {1, 3}
+    assert made._continued([2, 2], read_generation({"until": ["Q", "\u2600", "[SEP]", "?"]}, 4), 0).stop_ids == {1, 3}

@@ -248,8 +248,7 @@ def test_a_sample_is_scored_question_by_question(data: Path) -> None:
     }  # fmt: skip
     with pytest.raises(UnsupportedCellError, match="leaves nothing to generate in a context of 100"):
         sample(task, context=100)
-    first = tuple(f"longgenbench_gsm8k_{n}" for n in (15, 30, 45))
-    assert suite_tasks("longgenbench")[:3] == first
+    assert suite_tasks("longgenbench")[:3] == tuple(f"longgenbench_gsm8k_{n}" for n in (15, 30, 45))
 
 
 def test_too_few_questions_are_refused(data: Path) -> None:

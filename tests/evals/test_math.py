@@ -59,8 +59,7 @@ def snapshot(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_a_snapshot_of_the_hub_is_read(name: str, tmp_path: Path) -> None:
     snapshot(tmp_path / SETS[name].folder, name)
-    tolerance = (0.1,) if name == "olympiadbench" else ()
-    assert load_problems(name, tmp_path) == [Problem(GOLDS[name], tolerance)]
+    assert load_problems(name, tmp_path) == [Problem(GOLDS[name], (0.1,) if name == "olympiadbench" else ())]
 
 
 def test_the_hub_itself_is_asked_for_pinned_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

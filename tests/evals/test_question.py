@@ -49,8 +49,7 @@ def other(name: str) -> str:
 def test_both_protocols_cut_one_text_at_the_question(name: str, words: bool) -> None:
     tokenizer = subwords(first=True) if words else load_tokenizer(MINIATURE)
     context = 8192 if name == "mini_longgen_90" else 4096
-    both = zip(made(name, tokenizer, context), made(other(name), tokenizer, context), strict=True)
-    for own, moved in both:
+    for own, moved in zip(made(name, tokenizer, context), made(other(name), tokenizer, context), strict=True):
         assert own.prompt + own.forced == moved.prompt + moved.forced
         assert (own.meta, own.stop, own.max_new_tokens) == (moved.meta, moved.stop, moved.max_new_tokens)
         decoded, prompt = (own, moved) if get_task(name).question == "decoded" else (moved, own)

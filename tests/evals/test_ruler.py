@@ -33,8 +33,7 @@ def tokenizer() -> TextTokenizer:
 @pytest.fixture
 def folder(tmp_path: Path, seed: int) -> Path:
     """Essays, word lists and question files in the published formats, with content made up here."""
-    made = DataSets(tmp_path, seed)
-    made.ruler("data")
+    DataSets(tmp_path, seed).ruler("data")
     return tmp_path / "data"
 
 
@@ -160,8 +159,7 @@ def test_the_documents_of_a_question_are_among_those_shown(
     numbers = re.findall(r"Document (\d+):\n", samples[0].prompt)
     assert numbers == [str(i) for i in range(1, len(numbers) + 1)] and len(numbers) >= 3
     assert len({samples[i].prompt.partition("Question:")[0] for i in range(5)}) == 5
-    whole = task.samples(9000, 1, seed, tokenizer)[0]
-    assert whole.prompt.count(gold) > (1 if kind == "qa_1" else 3)
+    assert task.samples(9000, 1, seed, tokenizer)[0].prompt.count(gold) > (1 if kind == "qa_1" else 3)
 
 
 def test_a_file_of_another_form_is_refused(tmp_path: Path, tokenizer: TextTokenizer) -> None:

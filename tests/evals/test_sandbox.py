@@ -146,8 +146,7 @@ def nothing_left_running(contained: None, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(sandbox, "PROGRAM", PROGRAM)  # tells them from those of a test process beside this one
 
     def running() -> bool:
-        lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-        return PROGRAM in lines
+        return PROGRAM in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
 
     yield
     deadline = time.monotonic() + 2
@@ -181,13 +180,10 @@ def test_harm_is_refused(name: str, stranger: int, tmp_path: Path, monkeypatch: 
         port = server.getsockname()[1]
         abstract.bind(f"\0longdecode-{port}")
         abstract.listen()
-        source = dedented(REFUSED[name]).replace("{port}", str(port)).replace("{secret}", str(secret))
-        source = (
-            source.replace("{here}", str(Path(__file__).parent))
-            .replace("{program}", PROGRAM)
-            .replace("{home}", str(Path.home()))
-            .replace("{pid}", str(stranger))
-        )
+        here, home = Path(__file__).parent, Path.home()
+        source, places = dedented(REFUSED[name]), {"port": port, "secret": secret, "here": here, "home": home}
+        for word, value in (places | {"program": PROGRAM, "pid": stranger}).items():
+            source = source.replace(f"{{{word}}}", str(value))
         outcome = run_python(source + "\nprint('done')", limits=QUICK)
     assert (outcome.stdout.decode(), outcome.status) == ("done\n", "ok"), outcome.stderr.decode()
     assert secret.read_text() == "secret" and not list(Path("/usr").glob("planted"))

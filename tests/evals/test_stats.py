@@ -63,8 +63,7 @@ def test_another_statistic_is_resampled_from_both_sides() -> None:
 
 @pytest.mark.parametrize("right", [0, 4, 60, 64])
 def test_a_mean_at_the_edge_is_wilsons_over_units(right: int) -> None:
-    scores = np.array([1.0] * right + [0.0] * (64 - right))
-    found = stats.mean_interval([scores], True, SPREAD, rng())
+    found = stats.mean_interval([np.array([1.0] * right + [0.0] * (64 - right))], True, SPREAD, rng())
     expected = binomtest(right, 64).proportion_ci(0.95, method="wilson")
     assert found == pytest.approx((right / 64, expected.low, expected.high))
 
@@ -188,8 +187,7 @@ def test_few_units_and_units_without_a_margin_decide_nothing() -> None:
 def test_the_front_is_what_nothing_beats_in_both() -> None:
     """Three points in two draws: fast and lossy, slow and sure, and one that another beats in the first draw alone."""
     losses = np.array([[5.0, 5.0], [0.0, 0.0], [6.0, 4.0]])
-    speeds = np.array([[3.0, 3.0], [1.0, 1.0], [2.0, 2.0]])
-    assert stats.front_shares(losses, speeds).tolist() == [1.0, 1.0, 0.5]
+    assert stats.front_shares(losses, np.array([[3.0, 3.0], [1.0, 1.0], [2.0, 2.0]])).tolist() == [1.0, 1.0, 0.5]
     alike = np.ones((2, 4))
     assert stats.front_shares(alike, alike).tolist() == [1.0, 1.0], "no point beats its equal"
 

@@ -201,8 +201,7 @@ def test_a_full_disk_leaves_whole_batches_and_one_line(tmp_path: Path, records: 
     )
     with run_python(code, str(output)) as other:
         said = other.communicate()[0]
-    journal = journal_path(output)
-    assert said.startswith(f"StorageError {journal} could not be written: File too large; "), said
+    assert said.startswith(f"StorageError {journal_path(output)} could not be written: File too large; "), said
     assert "bytes are needed" in said and said.count("\n") == 1
     assert read(output) == records[:2]
 
@@ -247,8 +246,7 @@ def test_a_missing_column_or_another_version_is_refused(tmp_path: Path, records:
     pq.write_table(whole.drop_columns([column]), path)
     with pytest.raises(RecordSchemaError, match=column):
         read_records(path, Record)
-    later = pa.array([99] * len(records), pa.int64())
-    pq.write_table(whole.set_column(0, "schema_version", later), path)
+    pq.write_table(whole.set_column(0, "schema_version", pa.array([99] * len(records), pa.int64())), path)
     with pytest.raises(RecordSchemaError, match=r"r\.parquet.*schema_version 99"):
         read_records(path, Record)
 

@@ -82,8 +82,7 @@ def test_lookups_are_marked_item_by_item(name: str, seed: int) -> None:
         score = task.score(sample, " ".join(wrong) + "\n", ())
         assert [i for i, part in enumerate(score.parts) if part == 0] == [wrong_at]
         assert score.value == pytest.approx(1 - 1 / len(right))
-        cut = task.score(sample, " ".join(right[:-1]), ())
-        assert cut.parts == (1.0,) * (len(right) - 1) + (0.0,)
+        assert task.score(sample, " ".join(right[:-1]), ()).parts == (1.0,) * (len(right) - 1) + (0.0,)
         said_twice = " ".join([wrong[wrong_at], *right])
         assert task.score(sample, said_twice, ()).parts == score.parts, "the first mention counts"
         assert task.score(sample, " ".join(right[1:]), ()).parts == (0.0,) + (1.0,) * (len(right) - 1)
@@ -94,8 +93,7 @@ def test_lookups_are_marked_item_by_item(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", LONGGEN)
 def test_longgen_asks_as_many_questions_as_its_name_says(name: str, seed: int) -> None:
-    sample = get_task(name).samples(CONTEXT, 1, seed, BYTES)[0]
-    assert len(answers(sample)) == int(name.rpartition("_")[2])
+    assert len(answers(get_task(name).samples(CONTEXT, 1, seed, BYTES)[0])) == int(name.rpartition("_")[2])
 
 
 @pytest.mark.parametrize("name", suite_tasks("mini_reason"))
@@ -109,8 +107,7 @@ def test_chains_are_marked_step_by_step(name: str, seed: int) -> None:
         sums_lost = [step[:-1] + str((int(step[-1]) + 1) % 10) if i >= 3 else step for i, step in enumerate(walk[:-1])]
         lost = task.score(sample, " ".join([*sums_lost, walk[-1]]), ())
         assert lost.parts == tuple(float(i < 3) for i in range(len(walk) - 1))
-        shifted = task.score(sample, " ".join(walk[1:]), ())
-        assert shifted.value == 0
+        assert task.score(sample, " ".join(walk[1:]), ()).value == 0
 
 
 def test_loss_is_the_mean_over_the_forced_bytes_and_over_eight_stretches(seed: int) -> None:
@@ -131,10 +128,8 @@ def test_writing_is_marked_on_restated_facts_only() -> None:
     score = task.score(sample, "Tavin walked home to Kalford. Morel keeps a red lamp. Morel lives in Brunton. ", ())
     assert score.parts == (1.0, 0.0)
     assert score.value == 0.5
-    bound = task.score(sample, "Morel lives in Brunton. Morel had a letter from Kalford. ", ())
-    assert bound.parts == (0.0,)
-    unfinished = task.score(sample, "Tavin earns bread as a baker. Morel would not sell the gre", ())
-    assert unfinished.parts == (1.0,)
+    assert task.score(sample, "Morel lives in Brunton. Morel had a letter from Kalford. ", ()).parts == (0.0,)
+    assert task.score(sample, "Tavin earns bread as a baker. Morel would not sell the gre", ()).parts == (1.0,)
     assert task.score(sample, "zzzz", ()).value == 0
 
 

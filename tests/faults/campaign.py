@@ -187,8 +187,7 @@ class Campaign:
         truth = [record for record in self.truth if record.variant == "quest"]
         trace = traced(self.place / "traced.parquet", truth)
         for _ in range(count):
-            cut = self.random.randrange(1, len(trace))
-            synced, written = trace[cut]
+            synced, written = trace[self.random.randrange(1, len(trace))]
             kept = bytearray(written[: self.random.randint(len(synced), len(written))])
             for at in range(len(synced), len(kept)):
                 if self.random.random() < 0.1:
@@ -321,8 +320,7 @@ def main(
     print("| fault | tried | survived | lost | doubled | changed |\n|---|---|---|---|---|---|")
     good = True
     with tempfile.TemporaryDirectory() as place:
-        campaign = Campaign(Path(place), seed)
-        for row in run(campaign, size, tree_kills, 60 * minutes, kills):
+        for row in run(Campaign(Path(place), seed), size, tree_kills, 60 * minutes, kills):
             cells = (row.name, row.tried, row.survived, row.lost, row.doubled, row.changed)
             print(f"| {' | '.join(map(str, cells))} |", *([] if row.is_good else row.notes[:5]), sep="\n", flush=True)
             good = good and row.is_good

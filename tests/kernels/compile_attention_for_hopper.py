@@ -57,8 +57,7 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
         plan |= {"bias": meta(batch, lists, capacity)} if biased else {}
         indices, counts = integers(batch, lists, 2048 // block), integers(batch, lists)
         sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan)
-    hidden = tensor(batch, 1, heads * dim)
-    rms_norm_gpu(hidden, tensor(heads * dim), 1e-5)
+    rms_norm_gpu(tensor(batch, 1, heads * dim), tensor(heads * dim), 1e-5)
     rms_norm_gpu(q.transpose(1, 2), tensor(dim), 1e-5)
     angles = meta(batch, 1, dim)
     apply_rope_gpu(q, tensor(batch, kv_heads, 1, dim), angles, angles)

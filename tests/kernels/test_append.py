@@ -76,8 +76,7 @@ def test_rope_append(
     (q, k, v, cos, sin), turns = token(rng, 3, heads, kv, dim, dtype)
     q_norm, k_norm = (torch.randn(dim, generator=rng).to(dtype) if norm else None for _ in range(2))
     k_cache, v_cache = (x.to(where) for x in caches(3, kv, 9, dim, dtype))
-    options = {"q_norm": q_norm, "k_norm": k_norm}
-    on = {name: None if x is None else x.to(where) for name, x in options.items()}
+    on = {name: None if x is None else x.to(where) for name, x in {"q_norm": q_norm, "k_norm": k_norm}.items()}
     slots = torch.tensor([4, 0, 11])
     inputs = (x.to(where) for x in (q, k, v, cos, sin))
     got = op(*inputs, k_cache, v_cache, slots.to(where), **on, eps=EPS)

@@ -61,8 +61,7 @@ def check(
 ) -> int:  # fmt: skip
     """Compare every list that is clear with ``wanted``, and say how many were not."""
     in_use, windows, unclear = -(-lengths // size), pooling.complete(lengths), 0
-    inputs = (q, means, windows, in_use, importance)
-    moved = tuple(None if x is None else x.to(DEVICE) for x in inputs)
+    moved = tuple(None if x is None else x.to(DEVICE) for x in (q, means, windows, in_use, importance))
     blocks, counts = (x.cpu() for x in choose(*moved, shares, pooling, size, room))
     group = q.shape[1] // means.shape[1]
     for row, n in enumerate(lengths.tolist()):

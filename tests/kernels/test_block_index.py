@@ -51,8 +51,7 @@ def test_appending_equals_building(rng: torch.Generator, fast: bool, block: int,
         newest = v.gather(2, (starts + step).view(3, 1, 1, 1).expand(3, heads, 1, dim)).to(DEVICE)
         append_key(index, k.to(DEVICE), slots, slots + 1, pooling)
         append_value(kept, newest, weights, slots + 1, pooling, block)
-    ends = starts + steps
-    for row, length in enumerate(ends.tolist()):
+    for row, length in enumerate((starts + steps).tolist()):
         firsts = range(0, length - pooling.window + 1, pooling.stride)
         for place, first in enumerate(firsts):
             span = slice(first, first + pooling.window)
@@ -97,8 +96,7 @@ def test_coarse_normaliser(rng: torch.Generator) -> None:
     """It is that of keys pooled over four windows at four times the stride; short rows keep the exact one."""
     pooling, dim = Pooling(8, 4), 16
     q, k = torch.randn(2, 1, dim, generator=rng), torch.randn(2, 1, 100, dim, generator=rng)
-    lengths = torch.tensor([100, 31])
-    windows = pooling.complete(lengths)
+    windows = pooling.complete(torch.tensor([100, 31]))
     fine = (pooled_keys.pool_means(k, pooling, pooling.room(100)) @ q[..., None])[..., 0]
     fine = torch.where(torch.arange(fine.shape[-1]) < windows[:, None, None], fine, -math.inf)
     got = block_score.normaliser(fine, windows, pooling, "coarse")

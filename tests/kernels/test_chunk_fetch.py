@@ -132,8 +132,7 @@ def test_queued_chunks_are_rebuilt_and_nothing_else_changes(
                 places = slice(target % slots * chunk, target % slots * chunk + chunk)
                 plain = prompt.factors[row, tokens].double() @ prompt.basis[row, head].double()
                 plain = torch.complex(*plain.chunk(2, dim=-1))
-                turn = torch.complex(prompt.cos[tokens].double(), prompt.sin[tokens].double())
-                turned = plain * turn
+                turned = plain * torch.complex(prompt.cos[tokens].double(), prompt.sin[tokens].double())
                 want_k[row, head, places] = torch.cat((turned.real, turned.imag), dim=-1).to(dtype)
                 want_v[row, head, places] = prompt.values[row, head, tokens]
             assert v.equal(want_v)

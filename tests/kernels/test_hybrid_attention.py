@@ -91,8 +91,7 @@ def test_every_launch_leaves_the_same_scores(rng: torch.Generator, how: SparseLa
 def test_a_bias_takes_no_part_in_scores(rng: torch.Generator, path: str) -> None:
     cache = ragged(rng, 2, 2, 2, 16, 90)
     bias = torch.randn(2, 2, 90, generator=rng)
-    how = "naive" if path == "naive" else None
-    check(cache, torch.full((2, 2), EVERYTHING), [0, 1], 16, 16, how, bias)
+    check(cache, torch.full((2, 2), EVERYTHING), [0, 1], 16, 16, "naive" if path == "naive" else None, bias)
 
 
 def test_refuses_scores_that_do_not_fit(rng: torch.Generator) -> None:

@@ -136,8 +136,7 @@ def test_unequal_lists_with_a_bias_share_one_launch(
 
 @BOTH
 def test_every_block_in_expanded_lists_is_dense_attention(rng: torch.Generator, op: Any) -> None:
-    cache = ragged(rng, 3, 2, 2, 32, 50)
-    *moved, lengths = (x.to(DEVICE) for x in cache)
+    *moved, lengths = (x.to(DEVICE) for x in ragged(rng, 3, 2, 2, 32, 50))
     lists = torch.arange(4, device=DEVICE).expand(3, 2, 4), -(-lengths // 16)[:, None].expand(3, 2)
     got = op(*moved, *lists, block_size=16, kv_lengths=lengths)
     for mine, theirs in zip(got, decode_attention(*moved, lengths), strict=True):

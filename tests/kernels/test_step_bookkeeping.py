@@ -34,8 +34,7 @@ def test_tokens_are_recorded_up_to_a_stop_or_the_total(
     stop_ids = integers(0, 7, rows, stops) if stops else None
     tokens, limits = integers(0, 7, width, rows).T, integers(1, width + 1, rows) if width > 1 else None
     steps = integers(0, 9, rows)
-    held = [text, counts, steps, newest, active]
-    moved = [tensor.clone().to(DEVICE) for tensor in held]
+    moved = [tensor.clone().to(DEVICE) for tensor in (text, counts, steps, newest, active)]
     fixed = [None if tensor is None else tensor.to(DEVICE) for tensor in (totals, forced, stop_ids)]
     progress = Progress(moved[0][:, 3:], *moved[1:], *fixed)  # type: ignore[arg-type]
     recorded, taken = record(progress, tokens.to(DEVICE), None if limits is None else limits.to(DEVICE))

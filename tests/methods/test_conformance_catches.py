@@ -142,8 +142,7 @@ def test_a_reason_is_needed_to_have_no_rule(install: Callable[..., None]) -> Non
 
 
 def test_a_budget_under_the_cards_minimum_must_be_refused(install: Callable[..., None]) -> None:
-    limits = load_card("oracle_topk").limits.model_dump() | {"min_budget_tokens": 5}
-    install("pass", limits=limits)
+    install("pass", limits=load_card("oracle_topk").limits.model_dump() | {"min_budget_tokens": 5})
     bench = make_bench("faulty", "cpu", {}, dtype=torch.float64, seed=0)
     with pytest.raises(GateError, match="a budget of 4 was accepted"):
         conformance.bad_parameters_are_refused(bench)

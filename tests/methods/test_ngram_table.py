@@ -59,8 +59,7 @@ def test_the_end_of_the_text_is_looked_up(seed: int) -> None:
     texts = [torch.randint(3, (n,), generator=generator).tolist() for n in (40, 12, 2)]
     sequences = a_batch(texts, 20)
     sequences.counts.fill_(1)
-    table = SuffixTable(texts, sequences)
-    found = table.look_up(3, 4, 2).tolist()
+    found = SuffixTable(texts, sequences).look_up(3, 4, 2).tolist()
     for row, text in enumerate([[*text, 0] for text in texts]):
 
         def agreement(at: int, text: list[int] = text) -> int:
@@ -80,8 +79,7 @@ def test_a_vocabulary_over_the_tables_integer_is_refused() -> None:
 def test_a_text_that_outgrows_its_row_is_cut_off(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A timed step is repeated without end: nothing is written past the row, into the next one's."""
     monkeypatch.setattr("longdecode.kernels.dispatch.kernel_path", lambda *given: path)
-    sequences = a_batch([[1, 2, 1, 2], [1, 2, 1, 2]], 6)
-    table = NgramTable([(1, 2, 1, 2)] * 2, sequences, 3, 0, 5)
+    table = NgramTable([(1, 2, 1, 2)] * 2, a_batch([[1, 2, 1, 2], [1, 2, 1, 2]], 6), 3, 0, 5)
     second = [tensor[1].clone() for tensor in (table.text, table.entries.code, table.entries.count)]
     new, kept = torch.full((2, 3), 4, device=DEVICE), torch.tensor([3, 0], device=DEVICE)
     for _ in range(7):

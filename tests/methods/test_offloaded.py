@@ -264,8 +264,7 @@ def test_equals_the_device_from_graphs(
     cuda = torch.device("cuda")
     config = replace(CONFIG, hidden_size=128, head_dim=32)
     decoder = random_decoder(config, 1, cuda, dtype)
-    lengths = (2 * budget + 45, 170, 96)
-    requests = [Request(random_ids(length, 40), steps, random_ids(9, 40)) for length in lengths]
+    requests = [Request(random_ids(length, 40), steps, random_ids(9, 40)) for length in (2 * budget + 45, 170, 96)]
     plain: dict[str, Any] = {"heads": "random:3"} if name == "nosa" else {}
     plain |= {"block_size": 16, "overlap": overlap}
     build = get_method(name).from_budget

@@ -71,8 +71,7 @@ def test_a_window_of_one_is_quest_token_for_token(inputs: Inputs) -> None:
     generator = Generator(inputs.decoder, Sampling(temperature=1.0))
     requests = inputs.requests(new_tokens=6)
     retro, quest = (generator.run(requests, build(*which)) for which in (("retro",), ("quest",)))
-    one = generator.run(requests, build("retro", window=1))
-    assert [c.output_ids for c in one] == [c.output_ids for c in quest]
+    assert [c.output_ids for c in generator.run(requests, build("retro", window=1))] == [c.output_ids for c in quest]
     assert [c.read_tokens_mean for c in retro] == [c.read_tokens_mean for c in quest]
 
 

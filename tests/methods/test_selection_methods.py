@@ -47,8 +47,7 @@ def test_reads_are_those_of_the_rule(name: str, params: dict[str, Any], shape: S
 
 @pytest.mark.parametrize(("layers", "want"), [(32, 13), (28, 11), (12, 5), (36, 15), (8, 4), (6, 4)])
 def test_tidal_scales_its_reselection_layer(config: ModelConfig, layers: int, want: int) -> None:
-    deep = replace(config, num_layers=layers)
-    assert get_method("tidal").from_budget(8, deep).dense_layers() == {0, 1, 2, want}
+    assert get_method("tidal").from_budget(8, replace(config, num_layers=layers)).dense_layers() == {0, 1, 2, want}
     with pytest.raises(UnsupportedCellError, match="6 layers"):
         get_method("tidal").from_budget(8, replace(config, num_layers=5))
 

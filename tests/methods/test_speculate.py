@@ -161,8 +161,7 @@ def test_a_drafter_of_its_own_cache_is_as_if_it_had_decoded_the_kept_tokens_alon
     requests = [Request(random_ids(length, CONFIG.vocab_size), 60, seed=length) for length in (90, 57)]
     for drafter in ("streaming", "snapkv", "duo", "h2o"):
         method = speculate(drafter, 3)
-        generator = Generator(decoder, Sampling(1.0))
-        prompt = generator.prefill(requests, [method])
+        prompt = Generator(decoder, Sampling(1.0)).prefill(requests, [method])
         stepper = make_stepper(decoder, Sampling(1.0), prompt, method)
         assert isinstance(stepper, SpeculativeStepper) and isinstance(stepper.proposer, SelfDrafter)
         assert not stepper.proposer.shares_cache and stepper.proposer.takes_over == (drafter != "h2o")

@@ -124,8 +124,7 @@ def test_a_captured_step_writes_what_an_eager_one_writes(
         (build(name), True),
         (build(name), False),
     ):
-        done = Generator(made, PENALISED, cuda_graph=graph).run(requests, method)
-        texts.append([c.output_ids for c in done])
+        texts.append([c.output_ids for c in Generator(made, PENALISED, cuda_graph=graph).run(requests, method)])
     assert texts[1] == texts[2] == texts[0]
 
 
@@ -134,8 +133,7 @@ def test_the_kernels_of_a_step_write_the_same_text(
     decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draws, walks, tables and moves through Triton, in a whole step: plain torch elsewhere."""
-    stops = frozenset({9})
-    requests = [Request(random_ids(n, 64), 14, stop_ids=stops, seed=n) for n in (97, 50)]
+    requests = [Request(random_ids(n, 64), 14, stop_ids=frozenset({9}), seed=n) for n in (97, 50)]
     generator = Generator(decoder, PENALISED)
     want = generator.run(requests, get_method("full").from_budget(None, CONFIG))
 
@@ -196,8 +194,7 @@ def test_the_partial_cache_follows_the_rule(name: str, random_ids: Callable, mon
     decoder = random_decoder(CONFIG, 3, "cpu", torch.float64)
     requests = [Request(random_ids(n, 64), 90, seed=n) for n in (90, 51, 9)]
     method = build(name)
-    generator = Generator(decoder, PENALISED)
-    prompt = generator.prefill(requests, [method])
+    prompt = Generator(decoder, PENALISED).prefill(requests, [method])
     stepper = make_stepper(decoder, PENALISED, prompt, method)
     assert isinstance(stepper, SpeculativeStepper) and isinstance(stepper.proposer, TokenSwiftProposer)
     partial, dense, group = stepper.proposer.partial, stepper.state.dense, CONFIG.group_size
@@ -261,8 +258,7 @@ def test_chunks_are_chosen_by_their_mean_key(seed: int) -> None:
         chunks = [range(first, min(first + 5, length)) for first in range(0, length, 5)]
         means = [float(keys[row, head, list(chunk)].mean(dim=0) @ query) for chunk in chunks]
         order = [0, *sorted(range(1, len(chunks)), key=lambda chunk: -means[chunk])]
-        want = [token for chunk in order for token in chunks[chunk]][:15]
-        assert found[row, head].tolist() == want
+        assert found[row, head].tolist() == [token for chunk in order for token in chunks[chunk]][:15]
 
 
 def test_heads_are_chained_and_the_lm_head_is_read_once(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,8 +272,7 @@ def test_heads_are_chained_and_the_lm_head_is_read_once(decoder: Decoder, monkey
         z = z + norm(z) @ heads.linear[head].T
         torch.testing.assert_close(state, norm(z))
     method = build("tokenswift")
-    prompt = Generator(decoder).prefill([Request((1,) * 60, 40)], [method])
-    stepper = make_stepper(decoder, Sampling(), prompt, method)
+    stepper = make_stepper(decoder, Sampling(), Generator(decoder).prefill([Request((1,) * 60, 40)], [method]), method)
     calls: list[tuple[int, ...]] = []
     logits = decoder.logits
     monkeypatch.setattr(decoder, "logits", lambda hidden: calls.append(tuple(hidden.shape)) or logits(hidden))
@@ -346,8 +341,7 @@ def test_a_step_never_waits_for_the_host(decoder: Decoder, name: str, monkeypatc
     made = Decoder(CONFIG, moved(decoder.weights, "meta"), torch.device("meta"), torch.float32)
     method = build(name)
     prompt = Generator(made).prefill([Request((1,) * 60, 40), Request((2,) * 30, 40)], [method])
-    stepper = make_stepper(made, PENALISED, prompt, method)
-    for work in stepper.works(40):
+    for work in make_stepper(made, PENALISED, prompt, method).works(40):
         work()
 
 
@@ -355,8 +349,7 @@ def test_a_step_never_waits_for_the_host(decoder: Decoder, name: str, monkeypatc
 def test_a_step_changes_tensors_in_place(decoder: Decoder, name: str) -> None:
     """A replayed graph reads and writes the addresses that it was captured with."""
     method = build(name)
-    prompt = Generator(decoder).prefill([Request((1,) * 60, 40)], [method])
-    stepper = make_stepper(decoder, PENALISED, prompt, method)
+    stepper = make_stepper(decoder, PENALISED, Generator(decoder).prefill([Request((1,) * 60, 40)], [method]), method)
     assert isinstance(stepper, SpeculativeStepper)
 
     def addresses() -> dict[str, int]:

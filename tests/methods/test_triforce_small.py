@@ -68,8 +68,7 @@ def test_a_smaller_models_reads_count_by_their_bytes(
     drafter = random_decoder(replace(CONFIG, num_layers=1), 4, "cpu", torch.float32)
     monkeypatch.setattr("longdecode.methods.triforce.small.load_decoder", lambda path, **where: drafter)
     method = get_method("triforce").from_budget(500, CONFIG, drafter="small", rounds=1)
-    request = Request(random_ids(30, 64), 2)
-    (done,) = Generator(decoder).run([request], method)
+    (done,) = Generator(decoder).run([Request(random_ids(30, 64), 2)], method)
     # Verified: 30 + 3 tokens. The retrieval cache, which holds everything: 30 + 2. Small: 31, 32, and 33 or 32 at last.
     assert done.decode_steps == 1
     small = 3 * done.read_tokens_mean - 3 * (33 + 32)

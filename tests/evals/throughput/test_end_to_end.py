@@ -47,8 +47,7 @@ def conforming(monkeypatch: pytest.MonkeyPatch) -> None:
 def speed_values(config_values: dict[str, Any]) -> dict[str, Any]:
     """The small configuration of the evals room with throughput tests."""
     split = {"method": "duo", "params": {"roles": "spread"}, "by_model": {"tiny": {"retrieval_heads": 1}}}
-    methods = config_values["methods"] | {"split": split}
-    return config_values | {"throughput": copy.deepcopy(GRIDS), "methods": methods}
+    return config_values | {"throughput": copy.deepcopy(GRIDS), "methods": config_values["methods"] | {"split": split}}
 
 
 @pytest.fixture
@@ -163,8 +162,7 @@ def test_an_op_that_fails_its_gate_is_not_timed(
     output = tmp_path / "kernels.parquet"
     measure_speed(run, "kernels", output, choose=lambda cell: cell.method == "topk_select")
     records = {r.variant: r for r in read_records(output, SpeedRecord) if r.budget == "64"}
-    failed = ("longdecode", "torch_topk") if kind == "ours" else ("torch_topk",)
-    for variant in failed:
+    for variant in ("longdecode", "torch_topk") if kind == "ours" else ("torch_topk",):
         assert records[variant].status == "failed_gate" and not records[variant].samples
     if kind == "peer":
         assert records["longdecode"].status == "ok" and records["longdecode"].reference is None
@@ -227,8 +225,7 @@ def test_by_hand(speed_values: dict[str, Any], tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(speed_values))
     common = ["--config", str(path), "--output", str(tmp_path / "speed")]
-    chosen = ["--jobs", "tiny", "--stages", "step", "--variants", "streaming", "--contexts", "128"]
-    main([*common, *chosen])
+    main([*common, "--jobs", "tiny", "--stages", "step", "--variants", "streaming", "--contexts", "128"])
     (record,) = read_records(tmp_path / "speed" / "tiny.parquet", SpeedRecord)
     assert (record.variant, record.stage, len(record.samples)) == ("streaming", "step", 2)
     assert "streaming" in capsys.readouterr().out

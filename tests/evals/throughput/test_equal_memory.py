@@ -123,8 +123,7 @@ def test_the_bytes_of_a_sequence_are_those_of_the_cache_that_is_timed(monkeypatc
     cells = {cell.variant: cell for cell in bench.cells()}
     assert set(cells) == {"full", *run.throughput[0].variants}
     for cell in cells.values():
-        shape = decoder.cache_shape(1, cell.context, cell.grid.cached_tokens)
-        device, host = bench.method(cell).footprint(shape)
+        device, host = bench.method(cell).footprint(decoder.cache_shape(1, cell.context, cell.grid.cached_tokens))
         assert (cell.params["device_bytes_per_sequence"], cell.params["host_bytes_per_sequence"]) == (device, host)
         assert device > 0, cell.variant
 

@@ -25,8 +25,7 @@ def one_round(guard: Guard, readings: int = 2) -> None:
 def test_it_waits_until_the_device_is_idle(fake_monitor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(timing, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: 0.0))
-    monitor = fake_monitor(processes=[frozenset({7}), frozenset({7}), frozenset()], load=[80, 80, 80, 3])
-    Guard(monitor).wait(idle=True)
+    Guard(fake_monitor(processes=[frozenset({7}), frozenset({7}), frozenset()], load=[80, 80, 80, 3])).wait(idle=True)
     assert len(slept) == 3  # two for the process, one more for the load
 
 

@@ -121,8 +121,7 @@ class DenseNowAndThen(get_method("quest")):  # type: ignore[misc]
 def test_a_rewrite_runs_the_last_tokens_again_and_goes_back_to_its_start(seed: int) -> None:
     decoder, cache, _ = made(seed, "full", None)
     before = cache.k.clone()
-    method = RewritingFull.from_budget(None, CONFIG)
-    block = step_case(decoder, cache, method, "full_cc", CONTEXT, stage="correction")
+    block = step_case(decoder, cache, RewritingFull.from_budget(None, CONFIG), "full_cc", CONTEXT, stage="correction")
     assert block.calls == 1
     for _ in range(2):
         block.reset()

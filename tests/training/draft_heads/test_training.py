@@ -108,8 +108,7 @@ def test_the_loss_and_its_slope_are_autograds(seed: int) -> None:
 
 def test_heads_see_what_decoding_sees(decoder: Decoder, library: Books, tmp_path: Path) -> None:
     """States of a window, and the tokens to name, are those of feeding it token by token."""
-    trainer = HeadTrainer(decoder, library, RECIPE, [STARTS["chained/normal"]], tmp_path / "state.pt")
-    (heads,) = trainer.sets.values()
+    (heads,) = HeadTrainer(decoder, library, RECIPE, [STARTS["chained/normal"]], tmp_path / "state.pt").sets.values()
     windows = torch.from_numpy(np.stack([library.window(0, 0, row) for row in range(2)]))
     found_pairs = list(pairs(heads, *hidden_states(decoder, windows), windows))
     state, dense = DecodeState(decoder.new_cache(2, RECIPE.length)), DenseAttention((), decoder.config)

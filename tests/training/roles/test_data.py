@@ -144,8 +144,7 @@ def test_the_hub_gives_the_same_questions(hotpot_file: Path, monkeypatch: pytest
 def test_questions_answered_without_passages_are_left_out(byte_model: Path) -> None:
     decoder, tokenizer = load_decoder(byte_model, device="cpu", dtype=torch.float32), load_tokenizer(byte_model)
     prompt = tokenizer.prompt_ids("Question: Who?\nAnswer:")
-    method = get_method("full").from_budget(None, decoder.config)
-    (said,) = Generator(decoder).run([Request(prompt, 20)], method)
+    (said,) = Generator(decoder).run([Request(prompt, 20)], get_method("full").from_budget(None, decoder.config))
     known = tokenizer.decode(said.output_ids)[3:8]
     asked = [HotpotQuestion("Who?", told, (), ()) for told in (known.upper(), "no such answer", known, "nor this one")]
     assert [question.answer for question in without_closed_book(asked, decoder, tokenizer, 1)] == ["no such answer"]

@@ -87,8 +87,7 @@ def test_training_finds_the_heads_that_matter(byte_model: Path) -> None:
             if layer and (layer, head) not in planted:
                 weights.o[:, 16 * head : 16 * (head + 1)] = 0.0
     for kind in ("hardkuma", "hard_concrete", "direct"):
-        run = replace(RUN, kind=kind, steps=40, lr=0.2)
-        trainer = Trainer(run, decoder, MiniPasskey(2))
+        trainer = Trainer(replace(RUN, kind=kind, steps=40, lr=0.2), decoder, MiniPasskey(2))
         trainer.fit()
         found = projected(trainer.gates.score().tolist(), 4, 1)
         assert {(layer, head) for layer in (1, 2) for head in (0, 1) if found[layer][head]} == planted, kind
