@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +93,7 @@ class Decoder:
         self.device = device
         self.dtype = dtype
         self.rope = RopeTable(config, device)
+        self.add_norm: Callable[..., tuple[Tensor, Tensor]] = add_rms_norm
 
     def cache_shape(self, batch: int, capacity: int, decoded: int | None = None) -> CacheShape:
         """Return the shape of a cache for this model; any token may be a decoded one where ``decoded`` is left out."""
@@ -131,7 +132,7 @@ class Decoder:
             state.end_layer(index, method)
         state.end(method)
         residual, delta = state.outputs(streams, pieces)
-        normed, state.residual = add_rms_norm(delta, residual, self.weights.final_norm, self.config.rms_norm_eps)
+        normed, state.residual = self.add_norm(delta, residual, self.weights.final_norm, self.config.rms_norm_eps)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -188,9 +189,8 @@ class Decoder:
         ``observed`` keeps what is projected, for observers of a prefill.
         """
         config, (residual, delta) = self.config, stream
-        projected, residual, normed = norm_linear(
-            delta, residual, layer.input_norm, config.rms_norm_eps, layer.qkv, layer.qkv_bias, keep_normed=observed
-        )
+        by = layer.input_norm, config.rms_norm_eps, layer.qkv, layer.qkv_bias
+        projected, residual, normed = norm_linear(delta, residual, *by, keep_normed=observed, add_norm=self.add_norm)
         heads = projected.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         return BlockHeads(q, k, v, cos, sin, layer.q_norm, layer.k_norm, config.rms_norm_eps, normed), residual
@@ -210,18 +210,14 @@ class Decoder:
 
     def _finish(self, layer: LayerWeights, attended: Tensor, residual: Tensor) -> Stream:
         """Project the attention's output ``[B, Hq, T, D]`` and run the MLP or the experts."""
-        delta = self._summed(linear(attended.transpose(1, 2).flatten(2), layer.o, layer.o_bias))
+        delta = linear(attended.transpose(1, 2).flatten(2), layer.o, layer.o_bias)
         if layer.router is not None and (mixture := self.config.experts) is not None:
             from longdecode.kernels.experts import experts  # a dense model has no use for it
 
-            normed, residual = add_rms_norm(delta, residual, layer.mlp_norm, self.config.rms_norm_eps)
+            normed, residual = self.add_norm(delta, residual, layer.mlp_norm, self.config.rms_norm_eps)
             matrices = layer.router, layer.gate_up, layer.down
             return residual, experts(normed, *matrices, mixture.per_token, mixture.normalise)
         inner, residual, _ = norm_linear(
-            delta, residual, layer.mlp_norm, self.config.rms_norm_eps, layer.gate_up, gated=True
+            delta, residual, layer.mlp_norm, self.config.rms_norm_eps, layer.gate_up, gated=True, add_norm=self.add_norm
         )
-        return residual, self._summed(linear(inner, layer.down))
-
-    def _summed(self, part: Tensor) -> Tensor:
-        """Sum what processes project from their shares of heads or channels; one process has them all."""
-        return part
+        return residual, linear(inner, layer.down)

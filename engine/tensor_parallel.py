@@ -32,7 +32,8 @@ from longdecode.engine.ranks import Rank, over_gpus
 from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.weights import _read_weights, _Reader, check_checkpoint, load_decoder
 from longdecode.kernels.linear import linear
-from longdecode.kernels.peer_sum import CAPACITY, PeerSum, peer_sums
+from longdecode.kernels.peer_sum import CAPACITY, PeerSumNorm, peer_sums
+from longdecode.kernels.rms_norm import add_rms_norm
 
 T = TypeVar("T")
 
@@ -57,7 +58,8 @@ class TensorParallelDecoder(Decoder):
         super().__init__(rank.share_of(whole), weights, device, dtype)
         self.whole = whole
         self.rank = rank
-        self.small_sum = PeerSum(device, dtype) if peer_sums(rank.world, device) else None
+        self.few_rows = PeerSumNorm(whole.hidden_size, device, dtype) if peer_sums(rank.world, device) else None
+        self.add_norm = self._add_norm
 
     def forward(self, block: TokenBlock, state: DecodeState | PrefillState, method: AttentionMethod) -> Tensor:
         """See ``Decoder.forward``; every rank feeds the same block and gets the same hidden states.
@@ -78,12 +80,13 @@ class TensorParallelDecoder(Decoder):
         dist.all_gather(parts, own)
         return torch.cat(parts, dim=-1)[..., :vocab].float().contiguous()
 
-    def _summed(self, part: Tensor) -> Tensor:
-        """See ``Decoder._summed``; every rank gets the sum, in place of its part."""
-        if self.small_sum is not None and part.numel() <= CAPACITY:
-            return self.small_sum(part)
-        dist.all_reduce(part)
-        return part
+    def _add_norm(self, part: Tensor | None, residual: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """As ``add_rms_norm`` of the sum of what the ranks project from their heads or channels."""
+        if part is not None and self.few_rows is not None and part.numel() <= CAPACITY:
+            return self.few_rows(part, residual, norm, eps)
+        if part is not None:
+            dist.all_reduce(part)
+        return add_rms_norm(part, residual, norm, eps)
 
 
 def refuse_method(name: str) -> None:

@@ -1,15 +1,12 @@
-"""A small sum over the GPUs of a host as one Triton kernel, which writes into its peers' memory.
+"""The sum over the GPUs of a host, residual addition and RMS norm as one Triton kernel, which writes to its peers.
 
-NCCL takes 11 us for the 10 KB of a layer on two H200, torch's one-shot sum 7 us, and both cut the chain of overlapping
-launches (``overlap.py``) twice a layer; this one keeps it. It has run in Triton's interpreter, with peers played by
-hand, and has compiled for Hopper, but not yet on two GPUs: ``LONGDECODE_PEER_SUM=1`` asks for it, NCCL serves without.
-GPUs need native atomics between them, as NVLink has.
+On two H200 NCCL takes 17 us for the 10 KB of a layer where a CUDA graph holds one sum after the other, and cuts the
+chain of overlapping launches (``overlap.py``) twice a layer; this one keeps it.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-import os
 from itertools import permutations, starmap
 from typing import cast
 
@@ -21,87 +18,103 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
+from longdecode.kernels.rms_norm.add_gpu import choose_launch, store_normed
 
-BLOCK = 1024
-CAPACITY = 256 * BLOCK
+CAPACITY = 1 << 18
 """Elements of the largest part; NCCL is as fast for larger ones."""
 
 
 @triton.jit
-def peer_sum_kernel(
-    p_part, buffers, flags, p_calls, numel,
-    RANK: tl.constexpr, WORLD: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+def peer_sum_norm_kernel(
+    p_part, p_residual, p_weight, p_out, p_total, buffers, p_calls, eps,
+    RANK: tl.constexpr, WORLD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """``part_r = sum_r part_r`` on every rank, in float32 and in the order of ranks, so that all get the same bits.
+    """``t = round(residual + round(sum_r part_r))``, ``out = weight * round(t / sqrt(mean(t^2) + eps))``.
 
-    Grid ``ceil(numel / BLOCK)``; ``p_part`` ``[numel]``, changed in place. ``buffers`` and ``flags`` are addresses, one
-    of each rank: of ``[2, WORLD, CAPACITY]`` in the part's dtype and of ``[CAPACITY / BLOCK, WORLD]`` int32. A program
-    writes its elements into its own slot of every buffer, raises its flag there to the number of this
-    call (``p_calls`` ``[CAPACITY / BLOCK]`` counts them), and reads its own buffer once all flags there have come to
-    it. Two halves of the buffer take turns: who writes the same half again has seen the flags of the call between, so
-    that its peers have read this one's. Moves ``WORLD - 1`` parts to peers.
+    One row a program; the same bits on every rank, for the sum is in float32 and in the order of ranks. ``p_part``,
+    ``p_residual``, ``p_out`` and ``p_total`` ``[rows, WIDTH]`` contiguous, ``rows <= ROWS``, and ``p_weight``
+    ``[WIDTH]``, in one of float32, float16 and bfloat16. ``buffers`` are addresses, one of each rank, of
+    ``[2, WORLD, ROWS, WIDTH]`` words twice as wide as an element: below it, above the number of the row's call
+    (``p_calls`` ``[ROWS]`` counts them), so that a word says itself that it has come, as in NCCL's protocol LL. A
+    program writes its row into its own slot of every peer's buffer and reads its own buffer until all words are of this
+    call. Two halves of the buffer take turns: who writes the same half again has seen the peers' words of the call
+    between, which they wrote when they had read this one's. Moves ``WORLD - 1`` rows of words to peers.
     """
-    i_block = tl.program_id(0)
-    o_part = i_block * BLOCK + tl.arange(0, BLOCK)
-    inside = o_part < numel
+    i_row = tl.program_id(0)
+    # Volatile loads are of one word a thread, so that neighbours take neighbouring ones, and elements like words.
+    o_channel = tl.max_contiguous(tl.arange(0, BLOCK), 1)
+    inside = o_channel < WIDTH
+    o_part = i_row * WIDTH + o_channel
     dtype = p_part.dtype.element_ty
+    BITS: tl.constexpr = dtype.primitive_bitwidth
+    number = tl.uint32 if BITS == 32 else tl.uint16
+    word = tl.uint64 if BITS == 32 else tl.uint32
     let_next_start(PDL)
+    b_weight = tl.load(p_weight + o_channel, mask=inside, other=0.0).to(tl.float32)
     wait_for_earlier(PDL)
-    call = tl.load(p_calls + i_block) + 1
-    half = (call & 1) * (WORLD * CAPACITY)
-    b_part = tl.load(p_part + o_part, mask=inside)
+    call = tl.load(p_calls + i_row) + 1
+    tag = (call & 0xFFFF).to(word)
+    half = (call & 1) * (WORLD * ROWS * WIDTH)
+    b_part = tl.load(p_part + o_part, mask=inside, other=0.0)
+    b_word = b_part.to(number, bitcast=True).to(word) | (tag << BITS)
     for i in tl.static_range(WORLD):
-        p_slot = tl.multiple_of(buffers[i].to(tl.pointer_type(dtype)) + half + RANK * CAPACITY, 16)
-        tl.store(p_slot + o_part, b_part, mask=inside)
-    tl.debug_barrier()  # also: all threads have read the number that one now writes
-    tl.store(p_calls + i_block, call)
-    for i in tl.static_range(WORLD):
-        p_flag = flags[i].to(tl.pointer_type(tl.int32)) + i_block * WORLD + RANK
-        tl.atomic_xchg(p_flag, call, sem="release", scope="sys")
-    p_flag = flags[RANK].to(tl.pointer_type(tl.int32)) + i_block * WORLD
-    for i in tl.static_range(WORLD):
-        while tl.atomic_add(p_flag + i, 0, sem="acquire", scope="sys") - call < 0:  # also where numbers wrap
-            pass
-    tl.debug_barrier()
-    p_buffer = tl.multiple_of(buffers[RANK].to(tl.pointer_type(dtype)) + half, 16)
+        if i != RANK:
+            p_slot = tl.multiple_of(buffers[i].to(tl.pointer_type(word)) + half + RANK * ROWS * WIDTH, 16)
+            tl.store(p_slot + o_part, b_word, mask=inside)
+    b_total = tl.load(p_residual + o_part, mask=inside, other=0.0).to(tl.float32)
     b_sum = tl.zeros([BLOCK], dtype=tl.float32)
     for i in tl.static_range(WORLD):
-        b_sum += tl.load(p_buffer + i * CAPACITY + o_part, mask=inside, other=0.0, volatile=True).to(tl.float32)
-    tl.store(p_part + o_part, b_sum.to(dtype), mask=inside)
+        if i == RANK:
+            b_sum += b_part.to(tl.float32)
+        else:
+            p_slot = tl.multiple_of(buffers[RANK].to(tl.pointer_type(word)) + half + i * ROWS * WIDTH, 16)
+            b_word = tl.load(p_slot + o_part, mask=inside, other=0, volatile=True)
+            while tl.max(((b_word >> BITS != tag) & inside).to(tl.int32), 0) > 0:
+                b_word = tl.load(p_slot + o_part, mask=inside, other=0, volatile=True)
+            b_sum += b_word.to(number).to(dtype, bitcast=True).to(tl.float32)
+    tl.store(p_calls + i_row, call)  # the waits have brought all threads past its reading
+    b_stored = (b_total + b_sum.to(dtype).to(tl.float32)).to(dtype)
+    tl.store(p_total + o_part, b_stored, mask=inside)
+    store_normed(p_out + o_part, b_stored.to(tl.float32), b_weight, inside, eps, WIDTH)
 
 
 def peer_sums(world: int, device: torch.device) -> bool:
-    """Return whether they are asked for and the first ``world`` CUDA devices reach each other's memory; no CPU does."""
+    """Return whether the first ``world`` CUDA devices reach each other's memory; no CPU does."""
     pairs = permutations(range(world), 2)
-    return (
-        "LONGDECODE_PEER_SUM" in os.environ
-        and device.type == "cuda"
-        and all(starmap(torch.cuda.can_device_access_peer, pairs))
-    )
+    return device.type == "cuda" and all(starmap(torch.cuda.can_device_access_peer, pairs))
 
 
-class PeerSum:
+class PeerSumNorm:
     """Memory that the ranks of ``torch.distributed``'s group share for sums; each makes one, at the same time.
+
+    Args:
+        width: channels of a row, at most ``CAPACITY``; ``CAPACITY // width`` rows can be summed at once.
+        device: the rank's.
+        dtype: of all tensors: float32, float16 or bfloat16.
 
     Raises:
         RuntimeError: of torch, where the GPUs cannot reach each other's memory.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype):
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.buffer = symmetric.empty(2 * self.world * CAPACITY, dtype=dtype, device=device)
-        self.flags = symmetric.empty(CAPACITY // BLOCK * self.world, dtype=torch.int32, device=device).zero_()
-        group = cast(dist.ProcessGroup, dist.group.WORLD)
-        handles = [symmetric.rendezvous(tensor, group) for tensor in (self.buffer, self.flags)]
-        self.places = [tuple(handle.buffer_ptrs) for handle in handles]
-        self.calls = torch.zeros(CAPACITY // BLOCK, dtype=torch.int32, device=device)
+    def __init__(self, width: int, device: torch.device, dtype: torch.dtype):
+        self.rank, self.world, self.width = dist.get_rank(), dist.get_world_size(), width
+        self.rows = CAPACITY // width
+        word = torch.int64 if dtype == torch.float32 else torch.int32
+        self.buffer = symmetric.empty(2 * self.world * self.rows * width, dtype=word, device=device).zero_()
+        handle = symmetric.rendezvous(self.buffer, cast(dist.ProcessGroup, dist.group.WORLD))
+        self.places = tuple(handle.buffer_ptrs)
+        self.calls = torch.zeros(self.rows, dtype=torch.int32, device=device)
         torch.cuda.synchronize(device)
         dist.barrier()
 
-    def __call__(self, part: Tensor) -> Tensor:
-        """Sum at most ``CAPACITY`` elements, contiguous, in place; every rank calls with the same shape."""
-        peer_sum_kernel[(triton.cdiv(part.numel(), BLOCK),)](
-            part, *self.places, self.calls, part.numel(), RANK=self.rank, WORLD=self.world, CAPACITY=CAPACITY,
-            BLOCK=BLOCK, **overlap_settings(True, part.device),
+    def __call__(self, part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """As ``rms_norm.add_rms_norm`` of the sum of the parts; every rank calls with the same shape."""
+        part, residual = part.contiguous(), residual.contiguous()
+        out, total = torch.empty_like(residual), torch.empty_like(residual)
+        peer_sum_norm_kernel[(part.numel() // self.width,)](
+            part, residual, weight, out, total, self.places, self.calls, eps, RANK=self.rank, WORLD=self.world,
+            ROWS=self.rows, WIDTH=self.width, BLOCK=triton.next_power_of_2(self.width),
+            num_warps=choose_launch(self.width).num_warps, **overlap_settings(True, part.device),
         )  # fmt: skip
-        return part
+        return out, total

@@ -27,6 +27,14 @@ def choose_launch(width: int) -> Launch:
 
 
 @triton.jit
+def store_normed(p_out, b_total, b_weight, inside, eps, WIDTH: tl.constexpr):
+    """Write ``weight * round(t / sqrt(mean(t^2) + eps))`` of a row ``t`` in float32, zero outside, to ``p_out``."""
+    b_normed = b_total * tl.rsqrt(tl.sum(b_total * b_total, 0) / WIDTH + eps)
+    b_normed = b_normed.to(p_out.dtype.element_ty).to(tl.float32)
+    tl.store(p_out, (b_weight * b_normed).to(p_out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def add_rms_norm_kernel(
     p_delta, p_residual, p_weight, p_out, p_total, d_row, d_channel, r_row, r_channel, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, DELTA: tl.constexpr, PDL: tl.constexpr,
@@ -51,9 +59,7 @@ def add_rms_norm_kernel(
         b_stored = b_total.to(p_total.dtype.element_ty)
         tl.store(p_total + i_row * WIDTH + o_channel, b_stored, mask=inside)
         b_total = b_stored.to(tl.float32)
-    b_normed = b_total * tl.rsqrt(tl.sum(b_total * b_total, 0) / WIDTH + eps)
-    b_normed = b_normed.to(p_out.dtype.element_ty).to(tl.float32)
-    tl.store(p_out + i_row * WIDTH + o_channel, (b_weight * b_normed).to(p_out.dtype.element_ty), mask=inside)
+    store_normed(p_out + i_row * WIDTH + o_channel, b_total, b_weight, inside, eps, WIDTH)
 
 
 def add_rms_norm_gpu(

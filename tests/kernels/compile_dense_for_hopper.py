@@ -69,7 +69,8 @@ def faults(name: str, binary: Binary, pdl: bool | None = None) -> list[str]:
         found.append(f"loads narrower than 16 bytes: {sorted(set(NARROW_LOADS.findall(binary.ptx)))}")
     before, wait, after = binary.ptx.partition(WAIT)
     # Weights may be read early, by the norm and into registers; what else a kernel reads or writes belongs to a step.
-    weights = binary.kernel in ("add_rms_norm_kernel", "linear_fma_kernel", "norm_linear_kernel")
+    readers = ("add_rms_norm_kernel", "linear_fma_kernel", "norm_linear_kernel", "peer_sum_norm_kernel")
+    weights = binary.kernel in readers
     early = ("st.global",) if weights else ("st.global", "ld.global", "cp.async")
     if pdl and (not wait or WAIT in after or any(access in before for access in early)):
         found.append("does not wait once, before its first access, for the kernels ahead of it")

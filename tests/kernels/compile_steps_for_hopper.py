@@ -14,7 +14,7 @@ from longdecode.kernels.draw.record_gpu import record_tokens_gpu
 from longdecode.kernels.experts.gpu import experts_gpu
 from longdecode.kernels.ngram_table import NgramCounts
 from longdecode.kernels.ngram_table.gpu import add_ngrams_gpu, frequent_continuations_gpu
-from longdecode.kernels.peer_sum import BLOCK, CAPACITY, peer_sum_kernel
+from longdecode.kernels.peer_sum import peer_sum_norm_kernel
 from longdecode.kernels.token_move import PartialSlots
 from longdecode.kernels.token_move.gpu import compact_tokens_gpu, fill_tokens_gpu
 from longdecode.kernels.tree_walk.gpu import tree_walk_gpu
@@ -41,9 +41,12 @@ def launch_all() -> None:
         record_tokens_gpu(
             Progress(text, *[integers(1)] * 3, active, *[integers(1)] * 2, stops), integers(1, 5), integers(1)
         )
-    memory = [(1 << 34, 1 << 35), (1 << 34, 1 << 35), meta(CAPACITY // BLOCK, dtype=torch.int32)]
-    sizes = {"RANK": 1, "WORLD": 2, "CAPACITY": CAPACITY, "BLOCK": BLOCK, "PDL": True, "launch_pdl": True}
-    peer_sum_kernel[(8,)](meta(8192, dtype=torch.bfloat16), *memory, 8192, **sizes)
+    sizes = {"RANK": 1, "WORLD": 2, "ROWS": 51, "WIDTH": 5120, "BLOCK": 8192, "PDL": True, "launch_pdl": True}
+    for dtype in (torch.bfloat16, torch.float32):
+        tensors = [meta(4, 5120, dtype=dtype) for _ in range(5)]
+        peer_sum_norm_kernel[(4,)](
+            *tensors, (1 << 34, 1 << 35), meta(51, dtype=torch.int32), 1e-6, num_warps=16, **sizes
+        )
     for tree in (32, 121):
         tree_walk_gpu(integers(1, tree), integers(1, tree - 1), integers(tree, 5), integers(tree))
 

@@ -1,31 +1,55 @@
-"""The sum over GPUs by one kernel, its peers played by hand: what it reads, and what it leaves to them."""
+"""The sum over GPUs by one kernel, its peers played by hand: what it waits for, reads, and leaves to them."""
 
 from __future__ import annotations
+
+from threading import Timer
 
 import pytest
 import torch
 
-from longdecode.kernels.peer_sum import BLOCK, CAPACITY, peer_sum_kernel
+from longdecode.kernels.peer_sum import peer_sum_norm_kernel
+from longdecode.kernels.rms_norm.naive import add_rms_norm
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_sums_what_peers_left_and_leaves_its_part(rank: int, seed: int) -> None:
-    world, numel = 3, BLOCK + 77
+def words_of(parts: torch.Tensor, call: int) -> torch.Tensor:
+    """Elements below the number of their call."""
+    bits = (
+        parts.view(torch.int32).long() & 0xFFFFFFFF
+        if parts.element_size() == 4
+        else parts.view(torch.int16).int() & 0xFFFF
+    )
+    return bits | ((call & 0xFFFF) << 8 * parts.element_size())
+
+
+@pytest.mark.parametrize(("rank", "dtype", "first"), [(0, torch.float32, 1), (2, torch.float16, 65_535)])
+def test_sums_what_peers_left_and_leaves_its_part(rank: int, dtype: torch.dtype, first: int, seed: int) -> None:
+    world, rows, width = 3, 2, 77
     rng = torch.Generator().manual_seed(seed)
-    buffers = torch.full((world, 2, world, CAPACITY), float("nan"))
-    flags = torch.zeros(world, CAPACITY // BLOCK, world, dtype=torch.int32)
-    calls = torch.zeros(CAPACITY // BLOCK, dtype=torch.int32)
-    places = [tuple(x[i].data_ptr() for i in range(world)) for x in (buffers, flags)]
-    for call in (1, 2, 3):
-        parts = torch.randn(world, numel, generator=rng)
-        peers = [peer for peer in range(world) if peer != rank]
-        buffers[rank, call % 2, peers, :numel] = parts[peers]
-        flags[rank, :2, peers] = call
-        mine = parts[rank].clone()
-        constants = {"RANK": rank, "WORLD": world, "CAPACITY": CAPACITY, "BLOCK": BLOCK, "PDL": False}
-        peer_sum_kernel[(2,)](mine, *places, calls, numel, **constants)
-        assert torch.equal(mine, parts[0] + parts[1] + parts[2])
-        for peer in range(world):
-            assert torch.equal(buffers[peer, call % 2, rank, :numel], parts[rank])
-        assert (flags[:, :2, rank] == call).all() and not flags[:, 2:].any() and calls.tolist()[:3] == [call, call, 0]
-        assert buffers[:, call % 2, rank, numel:].isnan().all()
+    buffers = words_of(torch.zeros(world, 2, world, 4, width, dtype=dtype), first - 3)  # of a call before
+    before = buffers.clone()
+    calls = torch.full((4,), first - 1, dtype=torch.int32)
+    peers = [peer for peer in range(world) if peer != rank]
+    for call in range(first, first + 3):
+        parts = torch.randn(world, rows, width, generator=rng).to(dtype)
+        residual, weight = (torch.randn(*shape, generator=rng).to(dtype) for shape in ((rows, width), (width,)))
+        words = words_of(parts, call)
+        buffers[rank, call % 2, peers[0], :rows] = words[peers[0]]
+        late = Timer(0.2, lambda: buffers[rank, call % 2, peers[1], :rows].copy_(words[peers[1]]))  # noqa: B023
+        late.start()
+        out, total = torch.full((2, rows, width), float("nan"), dtype=dtype)
+        places = tuple(buffers[i].data_ptr() for i in range(world))
+        constants = {"RANK": rank, "WORLD": world, "ROWS": 4, "WIDTH": width, "BLOCK": 128, "PDL": False}
+        peer_sum_norm_kernel[(rows,)](parts[rank], residual, weight, out, total, places, calls, 1e-6, **constants)
+        late.join()
+        sums = parts[0].float() + parts[1].float() + parts[2].float()
+        expected = add_rms_norm(sums.to(dtype), residual, weight, 1e-6)
+        assert torch.equal(total, expected[1])
+        torch.testing.assert_close(out, expected[0])
+        for peer in peers:
+            assert torch.equal(buffers[peer, call % 2, rank, :rows], words[rank])
+        assert torch.equal(buffers[:, :, :, rows:], before[:, :, :, rows:]) and calls.tolist() == [
+            call,
+            call,
+            first - 1,
+            first - 1,
+        ]
