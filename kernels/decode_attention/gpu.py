@@ -12,6 +12,7 @@ from longdecode.kernels.decode_attention.block import block_attention_kernel, lo
 from longdecode.kernels.decode_attention.launch import DecodeLaunch, choose_launch
 from longdecode.kernels.decode_attention.naive import check_logits
 from longdecode.kernels.layout import check_block, needs_upcast
+from longdecode.kernels.multiprocessors import MERGE_PARTS
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.split_kv import (
     LOG2E,
@@ -196,7 +197,7 @@ def decode_attention_gpu(
             decode_attention_kernel[grid](
                 q, k, v, kv_lengths.contiguous(), *scratch, logits, *strides, read_batch, scale_log2, capacity,
                 kv_heads, LENGTHS_BY_HEAD=kv_lengths.dim() == 2, **settings,
-                **overlap_settings(not launch.fused_merge and not alone, q.device),
+                **overlap_settings(launch.splits > MERGE_PARTS, q.device),
             )  # fmt: skip
         else:
             block_attention_kernel[grid](
