@@ -86,6 +86,7 @@ class Decoder:
 
     checkpoint: Path | None = None
     """Folder that the weights came from; ``None`` for random ones."""
+    add_norm: Callable[..., tuple[Tensor, Tensor]] = staticmethod(add_rms_norm)
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, device: torch.device, dtype: torch.dtype):
         self.config = config
@@ -93,7 +94,6 @@ class Decoder:
         self.device = device
         self.dtype = dtype
         self.rope = RopeTable(config, device)
-        self.add_norm: Callable[..., tuple[Tensor, Tensor]] = add_rms_norm
 
     def cache_shape(self, batch: int, capacity: int, decoded: int | None = None) -> CacheShape:
         """Return the shape of a cache for this model; any token may be a decoded one where ``decoded`` is left out."""

@@ -32,7 +32,6 @@ from longdecode.engine.ranks import Rank, over_gpus
 from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.weights import _read_weights, _Reader, check_checkpoint, load_decoder
 from longdecode.kernels.linear import linear
-from longdecode.kernels.peer_sum import CAPACITY, PeerSumNorm, peer_sums
 from longdecode.kernels.rms_norm import add_rms_norm
 
 T = TypeVar("T")
@@ -58,8 +57,12 @@ class TensorParallelDecoder(Decoder):
         super().__init__(rank.share_of(whole), weights, device, dtype)
         self.whole = whole
         self.rank = rank
-        self.few_rows = PeerSumNorm(whole.hidden_size, device, dtype) if peer_sums(rank.world, device) else None
-        self.add_norm = self._add_norm
+        self.small_sum = None
+        if device.type == "cuda":
+            # Triton is installed where it can run; elsewhere this module must still import.
+            from longdecode.kernels.peer_sum import peer_sum_norm
+
+            self.small_sum = peer_sum_norm(whole.hidden_size, device, dtype)
 
     def forward(self, block: TokenBlock, state: DecodeState | PrefillState, method: AttentionMethod) -> Tensor:
         """See ``Decoder.forward``; every rank feeds the same block and gets the same hidden states.
@@ -74,16 +77,15 @@ class TensorParallelDecoder(Decoder):
         """See ``Decoder.logits``; each rank computes its rows of the LM head and gets those of all."""
         vocab = self.config.vocab_size
         width = -(-vocab // self.rank.world)
-        own = linear(hidden, self.weights.lm_head)
-        own = F.pad(own, (0, width - own.shape[-1])).contiguous()
+        own = F.pad(linear(hidden, self.weights.lm_head), (0, width - len(self.weights.lm_head))).contiguous()
         parts = [torch.empty_like(own) for _ in range(self.rank.world)]
         dist.all_gather(parts, own)
         return torch.cat(parts, dim=-1)[..., :vocab].float().contiguous()
 
-    def _add_norm(self, part: Tensor | None, residual: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_norm(self, part: Tensor | None, residual: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """As ``add_rms_norm`` of the sum of what the ranks project from their heads or channels."""
-        if part is not None and self.few_rows is not None and part.numel() <= CAPACITY:
-            return self.few_rows(part, residual, norm, eps)
+        if part is not None and self.small_sum is not None and self.small_sum.fits(part):
+            return self.small_sum(part, residual, norm, eps)
         if part is not None:
             dist.all_reduce(part)
         return add_rms_norm(part, residual, norm, eps)

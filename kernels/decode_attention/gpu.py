@@ -1,4 +1,4 @@
-"""Decode attention as a Triton kernel: the cache is split over programs, the last of a KV head merges their parts."""
+"""Decode attention as a Triton kernel: the cache is split over programs, whose parts are merged."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -66,8 +66,8 @@ def decode_attention_kernel(
 
     ``s_i = log2(e) * scale * q . k_i``; the query of head ``h`` in the group is row ``h``. Grid
     ``(ROW_TILES * SPLITS, Hkv, B)``. Each list's own whole tiles are dealt out over the splits, the first ones taking
-    what is left over; the last takes the tokens after the last whole tile, the only ones under a mask. The last
-    program of a list to finish joins the parts (``finish_part``).
+    what is left over; the last takes the tokens after the last whole tile, the only ones under a mask. Where
+    ``FUSED``, the last program of a list to finish joins the parts (``finish_part``).
 
     ``p_q`` ``[B, Hq, 1, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides (the
     arguments named by tensor and axis, in elements); ``p_lengths`` ``[B]`` integer; partials as in ``Partials``, slot

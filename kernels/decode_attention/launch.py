@@ -18,8 +18,8 @@ from longdecode.kernels.multiprocessors import (
 APART = 8
 """Parts of a list from which on a launch of their own joins them.
 
-A step of 40 query and 8 KV heads split over two H200, which makes 32 or 8 parts, takes 1.2 to 2.2 % less so (the
-variant ``full_apart`` of ``results/h200/split_steps.csv``), one of Llama-3-8B at 32K, 16 parts, 1.0 %.
+A step of 40 query and 8 KV heads split over two H200, which makes 32 or 8 parts, took 1.2 to 2.2 % less so, in one run
+each (``full_apart`` in ``results/h200/split_steps.csv``).
 """
 
 
@@ -54,7 +54,7 @@ def choose_launch(
 ) -> DecodeLaunch:
     """Choose a launch for static shapes.
 
-    Chosen on an H200 at the shapes of Llama-3-8B (``evals/throughput/tune_launches.py``). One row a sequence: one
+    Chosen on an H200 at the shapes of Llama-3-8B. One row a sequence: one
     program a multiprocessor with two tiles of 64 KiB on their way reads fastest; smaller heads need two for as many
     bytes. More than 16 rows take the wide tensor-core instructions. A block's parts are joined by a second launch: over
     65,536 tokens 41 rows take 115 us so, in tiles of 64, and 145 in tiles of 128 (the table ``tune_launches`` of
