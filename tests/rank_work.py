@@ -40,6 +40,30 @@ def decode_shares(folders: list[Path], rank: Rank, device: torch.device) -> list
     return [decode_all(load_share(folder, rank, device, torch.float32)) for folder in folders]
 
 
+def sum_norms(rank: Rank, device: torch.device) -> list[bool]:
+    """Sum rows that differ by call and by rank, in a graph that runs often; return which sums are right."""
+    from longdecode.kernels.peer_sum import peer_sum_norm
+
+    sums = peer_sum_norm(1536, device, torch.bfloat16)
+    parts = torch.ones(rank.world, 4, 3, 1536, dtype=torch.bfloat16, device=device)
+    weight, rng = torch.ones_like(parts[0, 0, 0]), torch.Generator().manual_seed(0)
+
+    def totals() -> torch.Tensor:
+        return torch.stack([sums(part, torch.zeros_like(part), weight, 1e-6)[1] for part in parts[rank.index]])
+
+    totals()
+    with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+        found = totals()
+    right = []
+    for at in range(200):
+        parts.copy_(torch.randn(parts.shape, generator=rng))
+        if at % 7 == rank.index:
+            torch.cuda._sleep(1_000_000)  # the other rank comes first
+        graph.replay()
+        right.append(torch.equal(found, parts.float().sum(0).bfloat16()))
+    return right
+
+
 def end_early(killed: bool, rank: Rank, device: torch.device) -> None:
     """Let rank 1 die or fail while the other waits for it."""
     if rank.index and killed:

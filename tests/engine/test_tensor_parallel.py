@@ -16,7 +16,7 @@ from longdecode.engine.ranks import Rank, RankError, over_gpus
 from longdecode.engine.tensor_parallel import load_share, run_split
 from longdecode.engine.weights import load_decoder
 from longdecode.methods.registry import get_method
-from rank_work import decode_all, decode_shares, end_early
+from rank_work import decode_all, decode_shares, end_early, sum_norms
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
@@ -33,6 +33,12 @@ def test_two_ranks_decode_what_one_does(device: str, tiny_checkpoint: Callable) 
                 assert completion.output_ids == one.output_ids
                 assert completion.forced_logprobs == pytest.approx(one.forced_logprobs, abs=2e-5)
             assert fmean(completion.read_tokens_mean for completion in found) == pytest.approx(one.read_tokens_mean)
+
+
+@pytest.mark.gpu
+@two_gpus
+def test_a_kernel_sums_over_two_ranks() -> None:
+    assert all(map(all, over_gpus(2, "cuda", sum_norms)))
 
 
 def test_a_rank_holds_its_share_alone(tiny_checkpoint: Callable) -> None:
