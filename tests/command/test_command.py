@@ -252,9 +252,7 @@ FAILED += "\nMissingInputException in rule c:\nMissing input files for rule c:\n
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_a_run_shows_cells_done_and_ends_in_answer_warnings_and_path(
-    results: Path, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_shows_cells_done_and_ends_in_answer(results: Path, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     script = results / "snakemake.py"
     script.write_text(f"print({LOG + FAILED!r})\nraise SystemExit({status})\n")
     monkeypatch.setattr(running, "_command", lambda *_: [running.sys.executable, str(script)])

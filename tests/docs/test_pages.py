@@ -122,9 +122,7 @@ def test_the_page_s_suite_is_found_and_scored(monkeypatch: pytest.MonkeyPatch, t
         ("mine", "from longdecode.evals.tasks.needles import SUITES; SUITE = SUITES['passkey']", "is in two suites"),
     ],
 )
-def test_a_suite_that_does_not_fit_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, text: str, says: str
-) -> None:
+def test_a_misfit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "suite.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("LONGDECODE_SUITE_PATH", str(tmp_path))

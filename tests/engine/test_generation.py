@@ -34,9 +34,7 @@ def ragged(random_ids: Callable) -> list[Request]:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.2, top_p=0.9), Sampling(0.8, min_p=0.05)])
-def test_a_ragged_batch_equals_single_runs(
-    sampling: Sampling, decoder: Decoder, method: AttentionMethod, random_ids: Callable
-) -> None:
+def test_rows_run_as_alone(sampling: Sampling, decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
     requests = ragged(random_ids)
     generator = Generator(decoder, sampling, prefill_tokens=40)
     together = generator.run(requests, method)
@@ -59,9 +57,7 @@ def test_forced_logprobs_equal_transformers(
     assert completion.output_ids[0] == logits[-1].argmax().item(), "generation goes on after the last forced token"
 
 
-def test_forcing_a_greedy_continuation_changes_nothing(
-    decoder: Decoder, method: AttentionMethod, random_ids: Callable
-) -> None:
+def test_forcing_greedy_tokens_changes_nothing(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
     prompt = random_ids(20, VOCAB)
     generator = Generator(decoder)
     free = generator.run([Request(prompt, 12)], method)[0].output_ids
@@ -91,9 +87,7 @@ def test_forced_tokens_do_not_stop(decoder: Decoder, method: AttentionMethod, ra
     assert (completion.output_ids, completion.finish_reason) == ((), "length")
 
 
-def test_one_prompt_serves_many_runs_and_nothing_leaks(
-    decoder: Decoder, method: AttentionMethod, random_ids: Callable
-) -> None:
+def test_one_prompt_serves_many_runs(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
     generator = Generator(decoder, Sampling(1.0))
     prompt = generator.prefill(ragged(random_ids))
     lengths = prompt.cache.lengths.clone()
@@ -115,9 +109,7 @@ def test_reads_are_means_over_steps_and_layers(decoder: Decoder, dense: Callable
         assert completion.read_tokens_mean == completion.read_tokens_sparse == full
 
 
-def test_requests_that_just_fit_run_and_longer_ones_are_refused(
-    decoder: Decoder, method: AttentionMethod, random_ids: Callable
-) -> None:
+def test_requests_run_up_to_the_limit(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
     limit, generator = decoder.config.max_positions, Generator(decoder)
     fits = Request(random_ids(limit - 8, VOCAB), 5, (1, 2, 3))
     assert [len(c.output_ids) for c in generator.run([fits, Request((1, 2), 2)], method)] == [5, 2]

@@ -99,9 +99,7 @@ def dense_over(decoder: Decoder, cache: Any, row: int, fed: torch.Tensor, end: i
 
 
 @pytest.mark.parametrize("period", [1, 4, 7])
-def test_a_rewrite_stores_what_a_dense_prefill_of_the_fed_tokens_stores(
-    decoder: Decoder, window: Callable, requests: list[Request], period: int
-) -> None:
+def test_a_rewrite_equals_a_prefill(decoder: Decoder, window: Callable, requests: list[Request], period: int) -> None:
     prompt = Generator(decoder).prefill(requests)
     steps = max(request.continuation_tokens for request in requests) - 1
     reference = make_stepper(decoder, Sampling(), prompt, window())
@@ -165,9 +163,7 @@ def test_a_ragged_batch_equals_single_runs(
     assert_same(generator.run(requests[::-1], method), together[::-1])
 
 
-def test_dense_steps_every_step_are_full_attention(
-    decoder: Decoder, window: Callable, requests: list[Request], dense: Callable
-) -> None:
+def test_dense_every_step_is_full(decoder: Decoder, window: Callable, requests: list[Request], dense: Callable) -> None:
     generator = Generator(decoder)
     ours = generator.run(requests, window("dense_step", 1))
     theirs = generator.run(requests, dense(decoder.config))
@@ -175,9 +171,7 @@ def test_dense_steps_every_step_are_full_attention(
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("rewrite", 9), ("rewrite", 8), ("dense_step", 9), ("dense_step", 8)])
-def test_reads_of_corrections_are_counted(
-    decoder: Decoder, window: Callable, random_ids: Callable, mode: str, steps: int
-) -> None:
+def test_corrections_count(decoder: Decoder, window: Callable, random_ids: Callable, mode: str, steps: int) -> None:
     """Ten prompt tokens; corrections every four steps. A row that ends with a correction due is not rewritten."""
     visible = [10 + n for n in range(1, steps + 1)]
     if mode == "rewrite":

@@ -57,9 +57,7 @@ def test_a_block_equals_its_tokens_one_by_one(
     assert many.counted.tolist() == [[(length + width) * CONFIG.num_kv_heads for length in LENGTHS]] * 3
 
 
-def test_a_tree_scores_each_path_as_a_chain_and_keeps_the_accepted_one(
-    decoder: Decoder, dense: Callable, start: Callable, random_ids: Callable
-) -> None:
+def test_each_path_scores_as_a_chain(decoder: Decoder, dense: Callable, start: Callable, random_ids: Callable) -> None:
     method, nodes = dense(CONFIG), TREE.rows
     tokens = torch.tensor(random_ids(3 * nodes, CONFIG.vocab_size)).view(3, nodes)
     placed, paths = PlacedTree(TREE, torch.device("cpu")), [list(TREE.path(node)) for node in range(nodes)]
@@ -82,9 +80,7 @@ def test_a_tree_scores_each_path_as_a_chain_and_keeps_the_accepted_one(
     torch.testing.assert_close(decoder.step(after, state, method), decoder.step(after, chain, method))
 
 
-def test_a_block_from_an_earlier_slot_writes_over_what_stood_there_in_active_rows(
-    decoder: Decoder, dense: Callable, start: Callable, random_ids: Callable
-) -> None:
+def test_a_block_writes_over_slots(decoder: Decoder, dense: Callable, start: Callable, random_ids: Callable) -> None:
     method, state = dense(CONFIG), start()
     state.active.copy_(torch.tensor([True, False, True]))
     starts = (state.dense.lengths - 4).clamp(min=0)

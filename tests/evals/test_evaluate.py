@@ -222,7 +222,7 @@ def test_a_method_that_fails_its_gate_is_not_scored_and_leaves_the_others_alone(
     assert [r.status for r in found["full"]] == ["ok"] * 12 and {method.name for method in decoded} == {"full"}
 
 
-def test_one_prefill_serves_all_labels_and_gives_each_what_it_gets_alone(
+def test_one_prefill_serves_all_labels(
     run: Run, config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = {label: run(label, "mini_recall", "alone") for label in ("full", "streaming")}
@@ -241,7 +241,7 @@ def test_one_prefill_serves_all_labels_and_gives_each_what_it_gets_alone(
     assert {method.name for method in decoded} == {"full"}
 
 
-def test_out_of_memory_of_one_label_does_not_stop_the_others(
+def test_one_label_out_of_memory(
     config_values: Values, tmp_path: Path, gate: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_room = DeviceMemoryError("no room beside the prompt")
@@ -293,7 +293,7 @@ def test_outputs_are_kept_for_the_first_prompts_of_a_cell(run: Run, monkeypatch:
 
 
 @pytest.mark.parametrize("changed", ["code", "params", "samples", "end token", "seed"])
-def test_what_changes_the_numbers_makes_all_samples_run_again(
+def test_changes_run_again(
     run: Run, config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     folder = Path(shutil.copytree(config_values["models"]["tiny"]["path"], tmp_path / "model"))

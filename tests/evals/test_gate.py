@@ -50,9 +50,7 @@ def configured(config_values: dict[str, Any], throughput: Any = TIMED, **methods
     return build_run_config(values, "c")
 
 
-def test_every_set_of_parameters_is_checked_once_and_kept(
-    config_values: dict[str, Any], tmp_path: Path, checks: list[Any]
-) -> None:
+def test_parameters_are_checked_once_and_kept(config_values: dict[str, Any], tmp_path: Path, checks: list[Any]) -> None:
     more = {"streaming_part": {"method": "streaming", "suites": ["mini_recall"], "budgets": [0.25]}}
     config = configured(config_values, streaming={"by_model": {"llama3-8b": {"sinks": 5}}}, tidal={}, **more)
     opened = Gate(config, CPU, tmp_path)
@@ -73,9 +71,7 @@ def test_every_set_of_parameters_is_checked_once_and_kept(
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "device", "code_hash"])
-def test_a_file_that_does_not_hold_is_written_anew(
-    config_values: dict[str, Any], tmp_path: Path, checks: list[Any], damage: str
-) -> None:
+def test_a_bad_file_is_rewritten(config_values: dict[str, Any], tmp_path: Path, checks: list[Any], damage: str) -> None:
     config, path = configured(config_values), tmp_path / "streaming.json"
     Gate(config, CPU, tmp_path).run("streaming")
     text = path.read_text()
@@ -90,9 +86,7 @@ def test_a_file_that_does_not_hold_is_written_anew(
     assert checks == [("streaming", {})] and path.read_text() == text
 
 
-def test_records_of_a_variant_that_stops_conforming_are_closed(
-    config_values: dict[str, Any], tmp_path: Path, checks: list[Any]
-) -> None:
+def test_records_of_a_failed_gate_are_closed(config_values: dict[str, Any], tmp_path: Path, checks: list[Any]) -> None:
     output = tmp_path / "records" / "tiny" / "streaming" / "mini_book.parquet"
     config = configured(config_values)
     evaluate_suite(config, "tiny", "mini_book", {"streaming": output})

@@ -55,9 +55,7 @@ def build(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_text_is_that_of_the_engine_with_totals_at_its_marks(
-    generator: Generator, name: str, random_ids: Callable
-) -> None:
+def test_a_text_is_the_engine_s_with_totals_at_its_marks(generator: Generator, name: str, random_ids: Callable) -> None:
     request = Request(random_ids(90, 64), 70, seed=4)
     (want,) = generator.run([request], build(name))
     ids, measures = texts.write_text(generator, build(name), request)
@@ -127,9 +125,7 @@ def config_with(config_values: dict[str, Any], **changes: Any) -> dict[str, Any]
     return config_values | {"methods": methods, "budgets": [48], "generation": generation}
 
 
-def test_a_job_killed_at_a_text_goes_on_there_and_writes_the_same_records(
-    config_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_job_goes_on(config_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs.Gate, "refusal", lambda *_: None)
     run = build_run_config(config_with(config_values), "test")
     whole, cut = (tmp_path / name / "generation" / "short.parquet" for name in ("whole", "cut"))
@@ -176,9 +172,7 @@ def test_a_job_killed_at_a_text_goes_on_there_and_writes_the_same_records(
     assert {path.name for path in cut.parent.iterdir()} <= {"short.parquet", "short.jsonl.lock"}
 
 
-def test_every_lossless_variant_is_held_against_plain_decoding_in_float32(
-    config_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lossless_is_lossless(config_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that draft, each way to draw, alone and ragged; a variant that draws by another law is found out."""
     monkeypatch.setattr(exact_texts, "LENGTHS", (64, 50, 41))
     given = config_with(config_values, variants=["swift", "printed", "streaming", "drafted", "whole"])
@@ -207,9 +201,7 @@ def test_every_lossless_variant_is_held_against_plain_decoding_in_float32(
         exact_texts.main(results, "other", 40, "cpu")
 
 
-def test_what_cannot_be_written_is_a_status_with_its_reason(
-    config_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals_have_reasons(config_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs.Gate, "refusal", lambda *_: None)
     file, heads = tmp_path / "heads.json", DraftHeads("chained", 3, 32, 1e-5)
     heads.initialise("normal", 3, torch.ones(32))

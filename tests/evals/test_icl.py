@@ -79,9 +79,7 @@ def test_the_sets_at_hand_are_read_whole(name: str, shared_data: Path) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("context", [16384, 32768])
-def test_real_examples_fill_the_context_and_hold_the_answer(
-    name: str, context: int, shared_data: Path, tokenizer: TextTokenizer
-) -> None:
+def test_real_examples_hold_the_answer(name: str, context: int, shared_data: Path, tokenizer: TextTokenizer) -> None:
     task = get_task(f"icl_{name}", {"icl": shared_data / "icl"})
     shown_as, asked_as = (
         dict(read_texts(name, part, shared_data / "icl"))  # type: ignore[arg-type]
@@ -110,9 +108,7 @@ def test_rounds_hold_each_label_once_and_texts_begin_again(folder: Path, tokeniz
         assert first[:2] == first[2:4] and first[0] != first[1]
 
 
-def test_samples_depend_on_seed_and_index_and_ask_the_same_at_each_context(
-    folder: Path, tokenizer: TextTokenizer, seed: int
-) -> None:
+def test_samples_of_a_seed_ask_the_same_at_each_context(folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
     task = get_task("icl_banking77", {"icl": folder})
     many = task.samples(1500, 99, seed, tokenizer)
     assert len(many) == 6 and task.samples(1500, 2, seed, tokenizer) == many[:2]  # one asks for a label never shown

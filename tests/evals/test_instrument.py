@@ -114,9 +114,7 @@ def write_all(folder: Path, records: list[Record]) -> None:
         write_records(folder / "tiny" / label / f"{suite}.parquet", own, Record)
 
 
-def test_the_outcome_is_written_whether_or_not_checks_fail_and_a_failure_ends_the_report(
-    records: list[Record], config_values: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_failure_ends_the_report(records: list[Record], config_values: dict[str, Any], tmp_path: Path) -> None:
     config = build_run_config(config_values, "c")
     output = tmp_path / "out" / "instrument.json"
     write_all(tmp_path / "records", records)
@@ -134,9 +132,7 @@ def test_the_outcome_is_written_whether_or_not_checks_fail_and_a_failure_ends_th
     assert set(Check.__dataclass_fields__) | {"model"} == failed[0].keys()
 
 
-def test_records_of_a_label_that_the_configuration_no_longer_has_play_no_part(
-    records: list[Record], config_values: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_label_left_over_plays_no_part(records: list[Record], config_values: dict[str, Any], tmp_path: Path) -> None:
     config = build_run_config(config_values | {"methods": {"full": {}}}, "c")
     left_over = changed([r for r in records if r.variant == "streaming"], {"variant": "streaming"}, score=1.0)
     write_all(tmp_path / "records", [r for r in records if r.variant == "full"])

@@ -263,9 +263,7 @@ def test_generation_arguments_of_another_kind_are_refused(name: str, value: Any,
         read_generation({"do_sample": True, name: value}, 32)
 
 
-def test_a_stop_text_that_the_tokenizer_tells_as_another_ends_nothing_by_its_token(
-    byte_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_stop_text_told_as_another_ends_nothing_by_its_token(byte_checkpoint: Path, tmp_path: Path) -> None:
     """A tokenizer that lowers case tells Q as q, and what it does not know as unknown."""
     folder = Path(shutil.copytree(byte_checkpoint, tmp_path / "lower"))
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[SEP]": 1, "q": 2, "?": 3}, unk_token="[UNK]"))

@@ -128,9 +128,7 @@ def test_prompts_are_the_protocols_with_context_and_question_put_in(tmp_path: Pa
 
 
 @pytest.mark.parametrize("dataset", [name for name in longbench.PROTOCOLS if name != longbench.V2])
-def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
-    dataset: str, tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_the_question_is_decoded_from_its_marker(dataset: str, tmp_path: Path, tokenizer: TextTokenizer) -> None:
     write_rows(tmp_path / f"{dataset}.jsonl", [row(context="Now, one. Question: two. " * 20)])
     whole = get_task(f"longbench_{dataset}_prompt", {"longbench": tmp_path}).samples(8192, 1, 0, tokenizer)[0].prompt
     fed = longbench.LongBench(dataset, {"longbench": tmp_path}).samples(8192, 1, 0, tokenizer)[0]
@@ -146,9 +144,7 @@ def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
 
 @pytest.mark.parametrize("name", ["longbench_qasper", "longbench_qasper_prompt"])
 @pytest.mark.parametrize("context", [300, 301, 497])
-def test_a_long_prompt_loses_its_middle(
-    name: str, context: int, tmp_path: Path, word_tokenizer: TextTokenizer, seed: int
-) -> None:
+def test_the_middle_is_cut(name: str, context: int, tmp_path: Path, word_tokenizer: TextTokenizer, seed: int) -> None:
     words = random.Random(seed).choices([f"w{i}" for i in range(500)], k=900)
     write_rows(tmp_path / "qasper.jsonl", [row(context=" ".join(words), input="w7 w8 ?")])
     sample = get_task(name, {"longbench": tmp_path}).samples(context, 1, 0, word_tokenizer)[0]
@@ -195,7 +191,7 @@ def test_the_prompt_of_a_real_row_is_the_one_seen_elsewhere(shared_data: Path, t
     ("dataset", "file", "rows"),
     [("qmsum", "rebuilt/qmsum.first40.jsonl", 40), ("multi_news", "genuine_jsonl/multi_news.first40.jsonl", 40)],
 )
-def test_real_rows_become_samples_that_fit(
+def test_real_rows_fit(
     dataset: str, file: str, rows: int, shared_data: Path, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     (tmp_path / f"{dataset}.jsonl").symlink_to(shared_data / "longbench" / file)

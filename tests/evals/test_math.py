@@ -184,9 +184,7 @@ def test_a_model_without_a_chat_template_is_unsupported(tmp_path: Path, run: Cal
         [{"name": "tool_use"}], 5,
     ],
 )  # fmt: skip
-def test_a_broken_chat_template_ends_its_cells_alone(
-    template: Any, tmp_path: Path, run: Callable[..., list[Record]]
-) -> None:
+def test_a_broken_chat_template_ends_its_cells(template: Any, tmp_path: Path, run: Callable[..., list[Record]]) -> None:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
     (tmp_path / "chatty" / "tokenizer_config.json").write_text(json.dumps(settings))
     (record,) = run("c")

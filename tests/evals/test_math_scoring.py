@@ -158,9 +158,7 @@ def test_olympiadbench_examples(shared_data: Path, checker: MathChecker) -> None
         ("np.arcsin(10/13)", "\\arccos\\frac{10}{13}", False),
     ],
 )  # fmt: skip
-def test_minerva_compares_numbers_and_drops_their_units(
-    gold: str, answer: str, equal: bool, checker: MathChecker
-) -> None:
+def test_minerva_compares_numbers_and_drops_units(gold: str, answer: str, equal: bool, checker: MathChecker) -> None:
     assert checker.equal(gold, answer, AnswerRule(relative=1e-4, drop_units=True)) is equal
 
 

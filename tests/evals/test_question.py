@@ -158,9 +158,7 @@ def test_the_key_makes_a_suite_of_each_protocol(config_values: dict[str, Any]) -
         ("passkey", {"question": "prompt", "tasks": ["passkey_depth_50_prompt"]}, "name: 'passkey_depth_50'"),
     ],
 )  # fmt: skip
-def test_wrong_protocols_are_refused(
-    suite: str, settings: dict[str, Any], says: str, config_values: dict[str, Any]
-) -> None:
+def test_wrong_protocols_fail(suite: str, settings: dict[str, Any], says: str, config_values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as raised:
         config(config_values, {suite: {**SUITE_SETTINGS, **settings}})
     assert says in str(raised.value)
@@ -182,9 +180,7 @@ def test_every_suite_with_a_question_has_both_protocols() -> None:
 
 
 @pytest.mark.usefixtures("gate")
-def test_a_method_that_reads_everything_answers_alike_under_both(
-    config_values: dict[str, Any], chatty: Path, tmp_path: Path
-) -> None:
+def test_full_answers_alike_under_both(config_values: dict[str, Any], chatty: Path, tmp_path: Path) -> None:
     suites = {
         name: {**SUITE_SETTINGS, "contexts": [800], "question": ["decoded", "prompt"], "tasks": [task]}
         for name, task in (("mini_recall", "mini_recall_multikey"), ("ruler_chat", "ruler_niah_single_1_chat"))

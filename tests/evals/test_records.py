@@ -85,9 +85,7 @@ def test_a_time_is_there_exactly_where_the_status_is_ok(speed_fields: dict[str, 
     [("fidelity_forced", 3, "b", True), ("fidelity_forced", 4, "b", False), ("mini_recall_single", 1, "b", False),
      ("mini_recall_single", 1, "a", True), ("gone", 1, "b", False)],
 )  # fmt: skip
-def test_a_problem_is_a_text_or_a_prompt(
-    make_record: Callable[..., Record], task: str, index: int, prompt: str, alike: bool
-) -> None:
+def test_what_a_problem_is(make_record: Callable[..., Record], task: str, index: int, prompt: str, alike: bool) -> None:
     first = make_record(suite=task.rpartition("_")[0], task=task, sample_index=0, prompt_sha256="a" * 64)
     other = make_record(suite=task.rpartition("_")[0], task=task, sample_index=index, prompt_sha256=prompt * 64)
     assert (first.problem == other.problem) == alike

@@ -102,9 +102,7 @@ def test_states_lie_where_they_must(seed: int) -> None:
         retrospection.record(inputs.decoder, prompt, get_method("streaming").from_budget(64, CONFIG), inputs.fed)
 
 
-def test_the_table_has_a_row_a_measure_and_models_have_tasks_of_their_own(
-    config_values: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_table_has_a_row_a_measure_and_models_their_tasks(config_values: dict[str, Any], tmp_path: Path) -> None:
     spec = {"models": {"tiny": "mini_book_loss"}, "variants": ["quest", "retro"], "contexts": [512], "steps": 5}
     values = config_values | {"methods": {"full": {}, "quest": SPARSE, "retro": SPARSE}, "budgets": [64, 0.25]}
     retrospection.measure_retrospection(

@@ -149,9 +149,7 @@ def test_the_frequent_words_are_the_three_after_the_dots(tokenizer: TextTokenize
 
 
 @pytest.mark.parametrize(("kind", "gold"), [("qa_1", "0.0 "), ("qa_2", "Title 0 0\n")])
-def test_the_documents_of_a_question_are_among_those_shown(
-    kind: str, gold: str, folder: Path, tokenizer: TextTokenizer, seed: int
-) -> None:
+def test_asked_documents_are_shown(kind: str, gold: str, folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
     task = Ruler(kind, {"ruler": folder})
     samples = task.samples(1200, 50, seed, tokenizer)
     assert len(samples) == (24 if kind == "qa_1" else 8)

@@ -141,9 +141,7 @@ def damages(raw: bytes, rng: random.Random) -> dict[str, bytes]:
     }
 
 
-def test_a_damaged_journal_gives_whole_records_and_takes_the_rest_anew(
-    tmp_path: Path, records: list[Record], seed: int
-) -> None:
+def test_a_damaged_journal_gives_whole_records_alone(tmp_path: Path, records: list[Record], seed: int) -> None:
     output = tmp_path / "r.parquet"
     write(output, records)
     journal = journal_path(output)
@@ -216,9 +214,7 @@ def test_two_processes_cannot_fill_one_output(tmp_path: Path) -> None:
     assert read(output) == []
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(
-    tmp_path: Path, records: list[Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_keeps_the_old(tmp_path: Path, records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.parquet"
     write_records(path, records, Record)
 

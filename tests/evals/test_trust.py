@@ -191,9 +191,7 @@ def broken(tmp_path: Path, byte_checkpoint: Path) -> Path:
     return folder
 
 
-def test_a_broken_checkpoint_leaves_other_models_alone(
-    finished: Any, values: dict[str, Any], broken: Path, byte_checkpoint: Path
-) -> None:
+def test_a_broken_model_harms_none(finished: Any, values: dict[str, Any], broken: Path, byte_checkpoint: Path) -> None:
     values["models"] = {"broken": {"path": str(broken)}, "sound": {"path": str(byte_checkpoint)}}
     config, records = finished()
     found = [record for path in records for record in read_records(path, Record)]

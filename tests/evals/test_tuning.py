@@ -148,9 +148,7 @@ def test_a_deep_model_s_layers_are_tried_over_the_whole_depth() -> None:
     assert layers == [4, 7, 10, 13, 16, 19, 22, 25] and len(tuning.choices_of(load_card("tidal"), 80)) == 3
 
 
-def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(
-    tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tuning_has_prompts_of_its_own(tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TuningSpec, "settings", 2)
     models = {"miniature": {"path": str(byte_checkpoint)}}
     config = build_run_config(values(methods={"full": {}, "h2o": {}}, models=models), "run.yaml")

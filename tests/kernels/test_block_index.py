@@ -106,9 +106,7 @@ def test_coarse_normaliser(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 8])
-def test_prefill_attention_reads_each_rows_own_blocks(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_prefill_reads_each_rows_own_blocks(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Through torch and through the kernel, against masked softmax; tiles are cut short and rows lie apart."""
     rows, heads, kv_heads, queries, start, dim = 2, 4, 2, 21, 30, 16
     stop = start + queries

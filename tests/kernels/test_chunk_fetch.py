@@ -28,7 +28,7 @@ def new_residents(slots: int, chunks: int) -> ChunkResidents:
 
 @pytest.mark.parametrize("claim", [claim_naive.claim_chunks, claim_chunks_gpu], ids=["naive", "triton"])
 @pytest.mark.parametrize(("slots", "chunks"), [(1, 5), (6, 40), (37, 200), (130, 300)])
-def test_chunks_that_stay_listed_stay_in_their_slots(
+def test_listed_chunks_stay_in_their_slots(
     rng: torch.Generator, claim: Callable[..., None], slots: int, chunks: int
 ) -> None:
     """Steps of random lists, ragged from row to row; junk past the counts, strided lists, another order each step."""
@@ -101,7 +101,7 @@ DTYPES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("chunk", "rank", "dim", "slots"), SIZES)
-def test_queued_chunks_are_rebuilt_and_nothing_else_changes(
+def test_chunks_are_rebuilt(
     rng: torch.Generator, chunk: int, rank: int, dim: int, slots: int, dtype: torch.dtype
 ) -> None:
     """Against products and complex rotations in float64; slots are part of a larger buffer; no chunk, some, many."""
@@ -176,9 +176,7 @@ def test_fetches_from_pinned_memory_in_a_graph(rng: torch.Generator) -> None:
     torch.testing.assert_close(slots[0], slots[2], atol=2e-2, rtol=2e-2)
 
 
-def test_a_prompt_shorter_than_a_chunk_is_not_read_past_its_end(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_prompt_is_not_read_past_its_end(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is queued, but where the host does not know that, every entry is worked on: as on a CUDA device."""
     monkeypatch.setattr(fetch_naive, "on_host", lambda tensor: False)
     prompt = new_prompt(rng, 3, 8, 4, 8, torch.float32)

@@ -88,9 +88,7 @@ def test_a_misfit_is_refused() -> None:
 @BY_DTYPE
 @pytest.mark.parametrize(("heads", "kv", "dim"), [(32, 8, 128), (8, 4, 32), (12, 3, 96)])
 @pytest.mark.parametrize("tokens", [1, 513])
-def test_equals_naive_on_the_device_and_in_a_graph(
-    seed: int, heads: int, kv: int, dim: int, tokens: int, dtype: torch.dtype
-) -> None:
+def test_equals_naive_in_graphs(seed: int, heads: int, kv: int, dim: int, tokens: int, dtype: torch.dtype) -> None:
     """Every op and page scores at a model's shapes, eager and replayed on fresh inputs after one capture."""
     hidden, q, k, weight, gate_up, one, cache, cos, sin = inputs = random_on_device(
         seed, (3, tokens, heads * dim), (3, heads, tokens, dim), (3, kv, tokens, dim), (heads * dim,),

@@ -129,7 +129,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("n", "bias", "gated"), [(5, False, False), (5, True, False), (6, False, True)])
-def test_torch_reads_the_weight_once_for_the_last_rows_of_a_block(
+def test_torch_reads_the_weight_once_for_last_rows_of_a_block(
     rng: torch.Generator, n: int, bias: bool, gated: bool
 ) -> None:
     """Strided ``[B, 1, K]`` is one product, not one a row; with more rows than any launch takes."""
@@ -204,9 +204,7 @@ def test_a_misfit_is_refused(op: Callable[..., Tensor], weight: Tensor, bias: Te
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("hidden", "ffn"), [(4096, 14336), (1536, 8960), (256, 640)])
 @pytest.mark.parametrize("rows", [1, 4, 16, 64])
-def test_equals_naive_on_the_device_and_in_a_graph(
-    seed: int, rows: int, hidden: int, ffn: int, dtype: torch.dtype, pdl: bool
-) -> None:
+def test_equals_naive_in_graphs(seed: int, rows: int, hidden: int, ffn: int, dtype: torch.dtype, pdl: bool) -> None:
     """A feed-forward block, eager and replayed on fresh inputs, its kernels free to start before their predecessors."""
     shapes = ((rows, 1, hidden), (rows, 1, hidden), (hidden,), (2 * ffn, hidden), (hidden, ffn))
     delta, residual, norm, gate_up, down = random_on_device(seed, *shapes, dtype=dtype)
@@ -241,7 +239,7 @@ def test_equals_naive_on_the_device_and_in_a_graph(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("width", "channels"), [(7, 96), (33, 520)], ids=str)
 @pytest.mark.parametrize("gated", [False, True])
-def test_one_row_is_normed_by_its_projection(
+def test_one_row_is_normed_within(
     rng: torch.Generator, dtype: torch.dtype, width: int, channels: int, gated: bool
 ) -> None:
     """The projection and the total are those of the separate ops, with and without something to add."""

@@ -173,7 +173,7 @@ def test_listed_blocks_of_codes_are_read(
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("kind", "block"), [(Fp8Layer, 128), (Fp8Layer, 16), (Int4Layer, 128)])
-def test_appended_tokens_are_stored_as_a_prompt_is(
+def test_tokens_are_stored_as_a_prompt(
     rng: torch.Generator, kind: type, block: int, dtype: torch.dtype, norms: bool
 ) -> None:
     """Over the end of a group, row by row at another place; the kernel's codes are the definition's, bounds theirs."""

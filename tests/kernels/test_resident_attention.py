@@ -142,7 +142,7 @@ def check(one: Case, found: Found) -> None:
      (24, 64, 4, 1, torch.bfloat16), (7, 16, 4, 2, torch.float16), (64, 32, 8, 3, torch.float32)],
     ids=["whole", "halves", "blocks", "straddling", "small blocks", "parts of blocks"],
 )  # fmt: skip
-def test_no_bit_depends_on_what_is_late(
+def test_lateness_is_unseen(
     rng: torch.Generator, size: int, share: int, each: int, splits: int, dtype: torch.dtype
 ) -> None:
     """Lists that are full, short, of one block, empty; nothing late, some, everything but the tail."""

@@ -18,7 +18,7 @@ from longdecode.kernels.token_move import naive as plain
 
 @pytest.mark.parametrize("record", [record_tokens, record_tokens_gpu])
 @pytest.mark.parametrize(("width", "stops"), [(1, 0), (1, 2), (5, 0), (5, 3)])
-def test_tokens_are_recorded_up_to_a_stop_or_the_total(
+def test_tokens_are_recorded_up_to_a_stop_or_total(
     record: Callable, width: int, stops: int, rng: torch.Generator
 ) -> None:
     """Sequences that are done, begin, end within the step, and stop on a token that is forced or not."""

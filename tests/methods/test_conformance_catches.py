@@ -79,9 +79,7 @@ def test_the_fault_is_caught(install: Callable[..., None], check: str) -> None:
 
 
 @pytest.mark.parametrize("fault", BY_METHOD)
-def test_budgets_by_layer_and_rounded_storage_are_held_to_what_is_stated(
-    install: Callable[..., None], fault: str
-) -> None:
+def test_layer_budgets_and_rounded_storage_are_held_to_what_is_stated(install: Callable[..., None], fault: str) -> None:
     install(BY_METHOD[fault]["fault"], BY_METHOD[fault]["method"])
     bench = make_bench("faulty", "cpu", {}, dtype=torch.float64, seed=0)
     with pytest.raises(GateError):

@@ -22,9 +22,7 @@ def a_batch(texts: list[list[int]], longest: int) -> Sequences:
 
 @pytest.mark.parametrize("path", ["naive", "triton"])
 @pytest.mark.parametrize(("lag", "vocab"), [(0, 3), (7, 4)])
-def test_the_table_counts_as_a_dictionary_does(
-    lag: int, vocab: int, path: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_counts_as_a_dict_does(lag: int, vocab: int, path: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts, ties by recency and the lag, over texts in which everything recurs; grown in steps of 0 to 3 tokens."""
     monkeypatch.setattr("longdecode.kernels.dispatch.kernel_path", lambda *given: path)
     monkeypatch.setattr("longdecode.kernels.ngram_table.gpu._CHUNK", 64)

@@ -174,9 +174,7 @@ def test_equals_the_device_bit_for_bit(
         assert cache.keys(layer)[1, :, :30].equal(near_state.whole.keys(layer)[1, :, :30])
 
 
-def test_blocks_that_come_during_attention_leave_no_trace(
-    rng: torch.Generator, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_blocks_leave_no_trace(rng: torch.Generator, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernels: the same bits as on the device, and attention is told of every block that was fetched."""
     monkeypatch.setattr("longdecode.kernels.dispatch.kernel_path", lambda *given: "triton")
     rule = functools.partial(ResidentLaunch, 16, 16, 16, 2, 4, 2)

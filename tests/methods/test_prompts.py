@@ -54,9 +54,7 @@ def test_a_prompt_of_another_method_is_refused(generator: Generator, maker: str)
         (build("infllm2", offload=True), build("infllm2")),
     ],
 )
-def test_a_prompt_of_other_settings_is_refused(
-    generator: Generator, one: AttentionMethod, other: AttentionMethod
-) -> None:
+def test_other_settings_are_refused(generator: Generator, one: AttentionMethod, other: AttentionMethod) -> None:
     prompt = generator.prefill_for(REQUESTS, one)
     with pytest.raises(ConfigError, match=r"budget of .* cannot decode a prompt that .* budget of"):
         generator.decode(prompt, other)
@@ -120,9 +118,7 @@ def test_a_prompt_that_was_decoded_in_place_is_refused(generator: Generator) -> 
 
 
 @pytest.mark.parametrize("name", ["full", "quest", "lychee", "retro", "tidal", "snapkv", "ngram"])
-def test_a_dense_prompt_is_decoded_without_a_copy_and_stays_as_it_was(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dense_prompt_is_decoded_without_a_copy_and_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is full at once and one that rewrites what it read are among the rows; every bit is there again."""
     deeper = Generator(random_decoder(replace(CONFIG, num_layers=7), 0, torch.device("cpu"), torch.float64))
     params = {"tidal": {"correction": "rewrite", "correction_period": 2}, "snapkv": {"window": 8}}.get(name, {})

@@ -74,9 +74,7 @@ def test_a_missing_further_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tm
         (["bare", ""], "holds no <name>/method.py"),
     ],
 )
-def test_an_unknown_name_says_what_each_further_folder_holds(
-    extra: Path, monkeypatch: pytest.MonkeyPatch, entries: list[str], held: str
-) -> None:
+def test_an_unknown_name_is_told(extra: Path, monkeypatch: pytest.MonkeyPatch, entries: list[str], held: str) -> None:
     (extra / "bare").mkdir()
     monkeypatch.setenv(METHOD_PATH_VARIABLE, os.pathsep.join(str(extra / entry) for entry in entries))
     with pytest.raises(ConfigError) as caught:

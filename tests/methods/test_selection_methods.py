@@ -167,9 +167,7 @@ def test_traffic_per_token_shares_out_corrections_by_hand(config: ModelConfig) -
 
 
 @pytest.mark.parametrize("weights", [1, 700, 1 << 26])
-def test_attention_received_is_the_same_in_slices_of_any_size(
-    monkeypatch: pytest.MonkeyPatch, config: ModelConfig, weights: int
-) -> None:
+def test_slices_receive_the_same_attention(monkeypatch: pytest.MonkeyPatch, config: ModelConfig, weights: int) -> None:
     """Ragged rows in two pieces, slices from one query to all; the last slice reaches back and counts nothing twice."""
     monkeypatch.setattr(prefill_scores, "MAX_SCORES", weights)
     torch.manual_seed(0)

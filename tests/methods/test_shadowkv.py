@@ -118,9 +118,7 @@ def build(offload: bool, budget: int = BUDGET, **params: Any) -> Counting:
 
 
 @pytest.mark.parametrize(("chunk", "budget", "steps"), [(8, BUDGET, 300), (4, 40, 60)])
-def test_equals_the_device_bit_for_bit_and_fetches_what_is_new(
-    rng: torch.Generator, chunk: int, budget: int, steps: int
-) -> None:
+def test_equals_the_device_and_fetches_what_is_new(rng: torch.Generator, chunk: int, budget: int, steps: int) -> None:
     """Over a ragged batch; slots hold what was chosen last and nothing twice; what stays is not fetched again."""
     prompt = started(rng, max(LENGTHS) + steps)
     near, far = build(False, budget, chunk=chunk), build(True, budget, chunk=chunk)

@@ -71,9 +71,7 @@ def test_100_tokens_are_those_of_dense_decoding(drafter: str, sampling: Sampling
 
 
 @pytest.mark.parametrize("drafter", sorted(DRAFTERS))
-def test_every_drafter_with_stops_forced_tokens_and_ends_inside_a_block(
-    decoder: Decoder, shallow: Decoder, drafter: str, random_ids: Callable
-) -> None:
+def test_every_drafter_stops_in_a_block(decoder: Decoder, shallow: Decoder, drafter: str, random_ids: Callable) -> None:
     """Short and long blocks, greedy and drawn: each pair of these with half of the drafters."""
     vocab, model = CONFIG.vocab_size, decoder if drafter == "tidal" else shallow
     requests = [
@@ -147,9 +145,7 @@ def test_a_drafter_that_reads_everything_is_always_right(decoder: Decoder, rando
     assert completion.tokens_per_step == 5 and completion.decode_steps == 8
 
 
-def test_a_drafter_of_its_own_cache_is_as_if_it_had_decoded_the_kept_tokens_alone(
-    decoder: Decoder, random_ids: Callable
-) -> None:
+def test_a_drafter_s_own_cache_holds_the_kept_tokens_alone(decoder: Decoder, random_ids: Callable) -> None:
     """After refusals its counters are those of plain decoding with the same method.
 
     What it stores is what that stores, or, where verified keys and values are taken over, dense attention's at the same
@@ -232,9 +228,7 @@ def test_knobs_at_their_defaults_and_in_use_are_accepted() -> None:
         get_method("speculate").from_budget(64, CONFIG, drafter=drafter, drafter_params=params)
 
 
-def test_an_offloaded_drafter_writes_the_text_of_dense_decoding(
-    shallow: Decoder, ragged: list[Request], dense_texts: Callable
-) -> None:
+def test_an_offloaded_drafter_writes_as_dense(shallow: Decoder, ragged: list[Request], dense_texts: Callable) -> None:
     params = {"offload": True, "spare_slots": 2, "prefetch": True, "overlap": True}
     method = get_method("speculate").from_budget(64, shallow.config, drafter="infllm2", drafter_params=params)
     assert texts(Generator(shallow).run(ragged, method)) == dense_texts(shallow, Sampling())
@@ -262,9 +256,7 @@ def test_a_configuration_sets_the_drafters_knobs() -> None:
         ("snapkv", Sampling(0.9, min_p=0.05, penalty=1.2, penalty_window=32)),
     ],
 )
-def test_a_draft_with_branches_writes_the_same_text_and_keeps_more(
-    shallow: Decoder, drafter: str, sampling: Sampling, random_ids: Callable
-) -> None:
+def test_branches_write_the_same_text(shallow: Decoder, drafter: str, sampling: Sampling, random_ids: Callable) -> None:
     """In the verifier's cache and in caches of their own; a kept sibling is a token that the drafter was not fed."""
     requests = [Request(random_ids(length, CONFIG.vocab_size), 48, seed=length) for length in (130, 77)]
     method = get_method("speculate")

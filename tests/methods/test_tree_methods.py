@@ -96,9 +96,7 @@ def test_two_trees_in_turn_pass_the_gate(monkeypatch: pytest.MonkeyPatch) -> Non
     check_method("tokenswift", "cpu", {"ngrams_few": 2})
 
 
-def test_a_narrow_step_is_that_of_fewer_ngrams(
-    decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_step_drops_ngrams(decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace.Pace, "takes_narrow", lambda self, renewing: not renewing)
     requests = [Request(random_ids(n, 64), 48, seed=n) for n in (97, 50)]
     narrow, few = (
@@ -111,9 +109,7 @@ def test_a_narrow_step_is_that_of_fewer_ngrams(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["tokenswift", "tokenswift_pace", "medusa"])
-def test_a_captured_step_writes_what_an_eager_one_writes(
-    decoder: Decoder, name: str, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captured_as_eager(decoder: Decoder, name: str, random_ids: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with renewals of the partial cache, and what plain decoding writes: float32 leaves no draw in doubt."""
     monkeypatch.setattr(pace, "LOOK", 2)  # a renewal drops longer windows
     made = Decoder(CONFIG, moved(decoder.weights, "cuda"), torch.device("cuda"), torch.float32)
@@ -129,9 +125,7 @@ def test_a_captured_step_writes_what_an_eager_one_writes(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU, where Triton is interpreted")
-def test_the_kernels_of_a_step_write_the_same_text(
-    decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_write_the_same_text(decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws, walks, tables and moves through Triton, in a whole step: plain torch elsewhere."""
     requests = [Request(random_ids(n, 64), 14, stop_ids=frozenset({9}), seed=n) for n in (97, 50)]
     generator = Generator(decoder, PENALISED)

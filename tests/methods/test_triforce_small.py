@@ -61,9 +61,7 @@ def test_a_checkpoint_of_any_shape_drafts(
         assert writes_as_full(Generator(decoder), requests, method)[0].draft_counts["inner_rounds"] > 0
 
 
-def test_a_smaller_models_reads_count_by_their_bytes(
-    decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smaller_reads_count_by_bytes(decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """One with a third of the layers adds a third of what it reads: steps are made one by one to count them."""
     drafter = random_decoder(replace(CONFIG, num_layers=1), 4, "cpu", torch.float32)
     monkeypatch.setattr("longdecode.methods.triforce.small.load_decoder", lambda path, **where: drafter)

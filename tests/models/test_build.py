@@ -33,9 +33,7 @@ def tiny(tiny_gguf: Callable[..., TinyGguf], tmp_path: Path, monkeypatch: pytest
     return base
 
 
-def test_one_command_builds_a_model_and_the_next_its_longer_twin(
-    tiny: BuiltModel, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_command_builds_a_model_and_twin(tiny: BuiltModel, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     building.run(f"{tiny.name}-yarn")
     said = capsys.readouterr().out
     assert "GB of disk, of org/tiny (Apache-2.0)" in said and "(float32, 3 layers)" in said
@@ -46,9 +44,7 @@ def test_one_command_builds_a_model_and_the_next_its_longer_twin(
     assert sorted(path.name for path in cache.iterdir()) == [tiny.name, f"{tiny.name}-yarn"]
 
 
-def test_a_build_that_fails_says_so_in_one_line_and_leaves_the_old_folder(
-    tiny: BuiltModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_build_leaves_the_old_one(tiny: BuiltModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tmp_path / "out" / "model"
     old.mkdir(parents=True)
     (old / "config.json").write_text("old")
@@ -62,9 +58,7 @@ def test_a_build_that_fails_says_so_in_one_line_and_leaves_the_old_folder(
     assert [path.name for path in old.parent.iterdir()] == ["model"] and (old / "config.json").read_text() == "old"
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_written(
-    tiny: BuiltModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_refused_first(tiny: BuiltModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = tiny.source.size_bytes + tiny.source.checkpoint_bytes
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=size - 1))
     with pytest.raises(StorageError, match=f"{size:,} bytes are needed at .*, {size - 1:,} are free"):
@@ -74,9 +68,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
     building.build(tiny, tmp_path / "model")
 
 
-def test_the_able_model_asks_for_what_its_download_and_result_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_able_model_asks_for_what_download_and_result_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=5_000_000_000))
     with pytest.raises(StorageError, match=r"5,334,641,536 bytes are needed"):
         building.build(MODELS["qwen2.5-coder-1.5b"], tmp_path / "model")

@@ -67,9 +67,7 @@ def test_config_and_ends_are_the_release_s(tiny_gguf: Callable[..., TinyGguf], t
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_yarn_shares_weights_and_agrees_with_transformers_past_the_trained_length(
-    tiny_gguf: Callable[..., TinyGguf], tmp_path: Path
-) -> None:
+def test_yarn_shares_weights_and_agrees_with_transformers(tiny_gguf: Callable[..., TinyGguf], tmp_path: Path) -> None:
     tiny, base, longer = tiny_gguf(), tmp_path / "tiny", tmp_path / "tiny-yarn"
     base.mkdir()
     convert(tiny.file, tiny.source, base)
@@ -84,7 +82,7 @@ def test_yarn_shares_weights_and_agrees_with_transformers_past_the_trained_lengt
     assert (logits(longer) - logits(base)).abs().max() > 1e-3  # YaRN changes short contexts too
 
 
-def test_a_file_system_without_symbolic_links_gets_hard_ones_or_copies(
+def test_without_links_there_are_copies(
     tiny_gguf: Callable[..., TinyGguf], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*given: object) -> None:
@@ -108,7 +106,7 @@ def test_a_file_system_without_symbolic_links_gets_hard_ones_or_copies(
 @pytest.mark.parametrize(
     ("architecture", "quantisation"), [("llama", "MOSTLY_Q8_0"), ("qwen2", "MOSTLY_Q4_K_M"), ("qwen3", "MOSTLY_F16")]
 )
-def test_another_architecture_or_quantisation_is_refused(
+def test_another_architecture_or_kind_is_refused(
     tiny_gguf: Callable[..., TinyGguf], architecture: str, quantisation: str
 ) -> None:
     file = tiny_gguf().file

@@ -41,7 +41,7 @@ def test_smollm_cuts_every_digit(tiny_gguf: Callable[..., TinyGguf], tmp_path: P
     assert [tokens[at] for at in ours.encode(" 12 the")] == ["Ġ", "1", "2", "Ġthe"]
 
 
-def test_an_unknown_pre_tokenizer_is_refused(
+def test_an_unknown_splitter_is_refused(
     tiny_gguf: Callable[..., TinyGguf], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = tiny_gguf()

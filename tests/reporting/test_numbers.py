@@ -21,9 +21,7 @@ def matching(table: pd.DataFrame, **values: object) -> pd.DataFrame:
     return table
 
 
-def test_each_claim_stands_once_with_the_numbers_of_the_table(
-    pages: dict[str, Parsed], committed: dict[str, Run]
-) -> None:
+def test_each_claim_stands_once_with_numbers_of_the_table(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
     claims = pd.concat([run.claims.assign(folder=name) for name, run in committed.items() if len(run.claims)])
     shown = {name: row for name, row in pages["index"].rows.items() if name.startswith("claim-")}
     assert len(shown) == len(claims.drop_duplicates(["paper", "claim"]))

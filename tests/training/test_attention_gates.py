@@ -66,9 +66,7 @@ def test_gates_learn_and_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytes
         build(gates=f"{tmp_path}/cut/gates.safetensors", block_size=4)
 
 
-def test_gates_and_roles_of_another_checkpoint_are_refused_by_hash(
-    byte_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_checkpoints_are_refused(byte_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distil(tmp_path / "gates", steps=1)
     gates = {"gates": f"{tmp_path}/gates/gates.safetensors", "block_size": SIZE}
 

@@ -104,9 +104,7 @@ def test_cuda_without_a_gpu_limit_is_refused(write_config: Any) -> None:
         Plan(run, ROOT).require_gpu_limit(["mem_mb"])
 
 
-def test_a_refused_variant_is_named_with_the_reason(
-    snakemake: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_refusals_are_named(snakemake: Any, write_config: Any, environment: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "mine" / "wrong"
     folder.mkdir(parents=True)
     for file in ("method.py", "card.yaml", "rule.py"):

@@ -152,9 +152,7 @@ def test_a_change_of_rounds_times_everything_anew(speed_values: dict[str, Any], 
 
 
 @pytest.mark.parametrize("kind", ["ours", "peer"])
-def test_an_op_that_fails_its_gate_is_not_timed(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_failed_op_is_not_timed(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     def wrong(*given: Any) -> None:
         raise GateError("differs from its definition")
 
@@ -168,9 +166,7 @@ def test_an_op_that_fails_its_gate_is_not_timed(
         assert records["longdecode"].status == "ok" and records["longdecode"].reference is None
 
 
-def test_where_full_does_not_fit_the_others_are_timed_alone(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_full_others_are_timed_alone(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(shape: object) -> None:
         raise DeviceMemoryError("needs more than there is")
 

@@ -154,9 +154,7 @@ def test_trained_heads_draft(books: Path, tmp_path: Path, decoder: Decoder) -> N
         assert value.equal(value.bfloat16().float())
 
 
-def test_heads_learn_from_what_the_model_writes(
-    decoder: Decoder, library: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_learn(decoder: Decoder, library: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A penalty is the first whose texts repeat little; own texts are continuations that a training reads."""
     repeats = {1.0: 0.5, 1.05: 0.1, 1.1: 0.09}
     monkeypatch.setattr(own_text, "continued", lambda _, sampling, *given: [sampling.penalty])

@@ -64,9 +64,7 @@ def test_a_killed_run_ends_with_the_same_weights(
     assert [json.loads(line)["step"] for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()] == [3, 6]
 
 
-def test_the_merged_weights_are_the_trained_model(
-    tiny_model: Path, short_recipe: Recipe, library: Library, tmp_path: Path
-) -> None:
+def test_merged_weights_are_the_model(tiny_model: Path, short_recipe: Recipe, library: Library, tmp_path: Path) -> None:
     """Merged by hand from the bfloat16 file, against peft's own forward with the same factors."""
     from peft import PeftModel
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -87,9 +87,7 @@ def test_a_wrong_key_in_a_plan_is_refused(old: str, new: str, tmp_path: Path) ->
         load_curriculum(path)
 
 
-def test_a_resumed_training_ends_with_the_same_weights(
-    tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_training_ends_alike(tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "MiniatureShape", lambda: TINY)
     device = torch.device("cpu")
     whole = training.train(_curriculum(4), tmp_path / "whole", library, device, workers=0)
