@@ -25,6 +25,7 @@ from longdecode.methods.conformance import check_method
 from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.registry import METHOD_PATH_VARIABLE, get_method, load_card, method_names
 from longdecode.new_method import write_method
+from small_run import run_values
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "adding-a-method.md"
@@ -94,19 +95,13 @@ def test_the_page_s_suite_is_found_and_scored(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(gate, "check_method", lambda *given: None)
     assert suite_tasks("copy_back") == ("copy_back_heron", "copy_back_quartz")
     assert describe("copy_back")["tasks"]["copy_back_heron"] == "The word is heron."
-    values = {
-        "profile": "p",
-        "device": "cpu",
-        "models": {"mini": {"path": str(ROOT / "models" / "miniature" / "weights")}},
-        "methods": {"full": {}},
-        "budgets": [0.5],
-        "suites": {"copy_back": {"contexts": [128], "samples": 1}},
-    }
+    models = {"mini": {"path": str(ROOT / "models" / "miniature" / "weights")}}
+    suites = {"copy_back": {"contexts": [128], "samples": 1}}
     output = tmp_path / "records" / "mini" / "full" / "copy_back.parquet"
-    evaluate_suite(build_run_config(values, "c"), "mini", "copy_back", {"full": output})
-    assert [(r.task, r.status) for r in read_records(output, Record)] == [
-        ("copy_back_heron", "ok"), ("copy_back_quartz", "ok"),
-    ]  # fmt: skip
+    run = build_run_config(run_values(device="cpu", models=models, suites=suites), "c")
+    evaluate_suite(run, "mini", "copy_back", {"full": output})
+    found = [(r.task, r.status) for r in read_records(output, Record)]
+    assert found == [("copy_back_heron", "ok"), ("copy_back_quartz", "ok")]
     module = type(get_task("copy_back_heron")).__module__
     before = quality_code_hash("full", module)
     (folder / "suite.py").write_text((folder / "suite.py").read_text() + "\nEDITED = 1\n", encoding="utf-8")
@@ -123,6 +118,7 @@ def test_the_page_s_suite_is_found_and_scored(monkeypatch: pytest.MonkeyPatch, t
     ],
 )
 def test_a_misfit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, text: str, says: str) -> None:
+    """A suite that is none, or that is there already."""
     (tmp_path / name).mkdir()
     (tmp_path / name / "suite.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("LONGDECODE_SUITE_PATH", str(tmp_path))

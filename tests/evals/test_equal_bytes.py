@@ -16,6 +16,7 @@ from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import read_records
 from longdecode.methods.registry import get_method
+from small_run import run_values
 
 MINIATURE, ITEMSIZE = Path(__file__).parents[2] / "models" / "miniature" / "weights", 2
 
@@ -59,13 +60,10 @@ def test_a_method_without_a_native_budget_says_why(name: str, share: float, para
 
 def test_a_budget_in_bytes_ends_as_records_that_read_it_or_as_a_status(tmp_path: Path) -> None:
     """Counted reads of the decode agree with the traffic model that the budget was solved from."""
-    values = {
-        "profile": "trial", "device": "cpu", "dtype": "float32", "models": {"miniature": {"path": str(MINIATURE)}},
-        "methods": {"full": {}, "streaming": {}, "duo": {"params": {"retrieval_heads": 24}}},
-        "budgets": [{"bytes": 0.25}],
-        "suites": {"mini_recall": {"contexts": [256], "samples": 1, "tasks": ["mini_recall_single"]}},
-    }  # fmt: skip
-    run = build_run_config(values, "run.yaml")
+    values = run_values(device="cpu", dtype="float32", models={"miniature": {"path": str(MINIATURE)}})
+    values["suites"]["mini_recall"]["tasks"] = ["mini_recall_single"]
+    methods = {"full": {}, "streaming": {}, "duo": {"params": {"retrieval_heads": 24}}}
+    run = build_run_config(values | {"methods": methods, "budgets": [{"bytes": 0.25}]}, "run.yaml")
     outputs = {name: tmp_path / "records" / f"{name}.parquet" for name in run.methods}
     evaluate_suite(run, "miniature", "mini_recall", outputs, gated=False)
     full, streaming, duo = (read_records(path, Record)[0] for path in outputs.values())
@@ -78,5 +76,4 @@ def test_a_budget_in_bytes_ends_as_records_that_read_it_or_as_a_status(tmp_path:
 @pytest.mark.parametrize("wrong", [{"bytes": 0}, {"bytes": 1.5}, {"byte": 0.5}, {"bytes": "0.5"}])
 def test_budgets_in_bytes_are_shares(wrong: object) -> None:
     with pytest.raises(ConfigError, match="budgets"):
-        build_run_config({"profile": "p", "models": {"m": {"path": "x"}}, "methods": {"full": {}}, "budgets": [wrong],
-                          "suites": {"mini_recall": {"contexts": [256], "samples": 1}}}, "run.yaml")  # fmt: skip
+        build_run_config(run_values(budgets=[wrong]), "run.yaml")

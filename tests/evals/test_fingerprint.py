@@ -22,29 +22,20 @@ from longdecode.evals.fingerprint import (
 FILES = {
     "evals/quality_job.py": "from longdecode.engine.decoder import Decoder\nfrom longdecode.evals import records\n",
     "evals/records.py": "from longdecode.evals import runner\n",
-    "evals/runner.py": "",
     "evals/tasks/recall/single.py": "from longdecode.evals.generators import lookup\nTABLE = 'table.yaml'\n",
-    "evals/tasks/recall/single.yaml": "a: 1\n",
     "evals/tasks/recall/suite.py": "RUN = ['-m', 'longdecode.evals.worker']\n",
-    "evals/tasks/recall/description.yaml": "a: 1\n",
-    "evals/tasks/recall/table.yaml": "a: 1\n",
-    "evals/worker.py": "",
-    "evals/generators/lookup.py": "",
     "evals/throughput/decode.py": "import longdecode.engine.decoder\n",
     "evals/throughput/kernels.py": "from longdecode.kernels.rope import rope\n",
     "engine/decoder.py": "from longdecode.kernels import rope\n",
-    "kernels/__init__.py": "",
-    "kernels/rope/__init__.py": "",
     "kernels/rope/gpu.py": "import longdecode.kernels.split\n",
-    "kernels/split.py": "",
-    "kernels/topk.py": "",
     "methods/quest/method.py": "def build():\n    from longdecode.methods.budgeted import Base\n",
     "methods/quest/card.yaml": "name: quest\n",
-    "methods/quest/notes.md": "",
     "methods/tidal/method.py": "from longdecode.kernels.topk import topk\n",
-    "methods/budgeted.py": "",
-    "reporting/page.py": "",
-}  # fmt: skip
+} | dict.fromkeys((
+    "evals/runner.py", "evals/worker.py", "evals/generators/lookup.py", "kernels/__init__.py",
+    "kernels/rope/__init__.py", "kernels/split.py", "kernels/topk.py", "methods/quest/notes.md", "methods/budgeted.py",
+    "reporting/page.py", *(f"evals/tasks/recall/{name}.yaml" for name in ("single", "description", "table")),
+), "")  # fmt: skip
 
 
 @pytest.fixture

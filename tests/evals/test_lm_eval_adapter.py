@@ -25,6 +25,7 @@ from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from json_lines import write_rows
 from longdecode.engine.errors import ConfigError, ContextLimitError, GateError
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.lm_eval_adapter import model as adapter
@@ -34,31 +35,16 @@ from longdecode.evals.tasks.registry import get_task
 WEIGHTS = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 BYTES = load_tokenizer(WEIGHTS)
 CONTEXT = 320
-TASKS = {
-    "recall_written": """
-task: recall_written
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
-test_split: test
-output_type: generate_until
-doc_to_text: context
-doc_to_target: answer
-generation_kwargs: {{until: ["\\n", "e ga"], max_gen_toks: 10}}
-metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
-""",
-    "recall_chosen": """
-task: recall_chosen
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: context
-doc_to_choice: choices
-doc_to_target: right
-target_delimiter: ""
-metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
-""",
-}
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "recall_written": ("exact_match", {
+        "output_type": "generate_until", "doc_to_target": "answer",
+        "generation_kwargs": {"until": ["\n", "e ga"], "max_gen_toks": 10},
+    }),
+    "recall_chosen": ("acc", {
+        "output_type": "multiple_choice", "doc_to_choice": "choices", "doc_to_target": "right", "target_delimiter": "",
+    }),
+}  # fmt: skip
+"""Metric and own keys of each task."""
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +56,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = []
     for i, sample in enumerate(samples):
         key, digits = answers[i].split("=")
-        other = f"{key}={(int(digits) + 1234) % 10000:04d}"
-        rows.append(
-            {
-                "context": sample.prompt + sample.forced, "answer": answers[i], "right": i % 2,
-                "choices": [answers[i], other][:: 1 if i % 2 == 0 else -1],
-            }
-        )  # fmt: skip
-    file = where / "docs.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, text in TASKS.items():
-        (where / f"{name}.yaml").write_text(text.format(file=file))
+        choices = [answers[i], f"{key}={(int(digits) + 1234) % 10000:04d}"][:: 1 if i % 2 == 0 else -1]
+        context = sample.prompt + sample.forced
+        rows.append({"context": context, "answer": answers[i], "right": i % 2, "choices": choices})
+    files = {"test": str(write_rows(where / "docs.jsonl", rows))}
+    shared = {"dataset_path": "json", "dataset_kwargs": {"data_files": files}, "test_split": "test"}
+    for name, (metric, own) in TASKS.items():
+        metrics = [{"metric": metric, "aggregation": "mean", "higher_is_better": True}]
+        values = shared | own | {"task": name, "doc_to_text": "context", "metric_list": metrics}
+        (where / f"{name}.yaml").write_text(json.dumps(values))
     return where
 
 
@@ -150,10 +134,8 @@ def test_prompts_too_long_lose_their_beginning_and_sampling_has_its_own_noise(re
     lm = LongDecodeLM(str(WEIGHTS), device="cpu", dtype="float32", batch_size=4, max_length=200, gate=False)
     short = HFLM(pretrained=reference.model, tokenizer=reference.tokenizer, max_length=200, device="cpu")
     asked = [Instance("loglikelihood", {}, (context, ending), i) for i, ending in enumerate(("abcd=1", "x"))]
-    expected = short.loglikelihood(asked, disable_tqdm=True)
-    assert [a for a, _ in lm.loglikelihood(asked, disable_tqdm=True)] == pytest.approx(
-        [a for a, _ in expected], abs=2e-3
-    )
+    got, expected = ([a for a, _ in one.loglikelihood(asked, disable_tqdm=True)] for one in (lm, short))
+    assert got == pytest.approx(expected, abs=2e-3)
     with pytest.raises(ContextLimitError, match="200"):
         lm.generate_until([Instance("generate_until", {}, (context, {"max_gen_toks": 200}), 0)])
     drawn = {"do_sample": True, "temperature": 20.0, "max_gen_toks": 20, "until": []}

@@ -29,6 +29,7 @@ from longdecode.evals.store import read_records
 from longdecode.evals.tasks import longbench
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
+from small_run import run_values
 
 HUB_REVISION = SOURCES["longbench"].revision
 MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
@@ -53,11 +54,8 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def config(model: Path, data: Path, **suite: Any) -> RunConfig:
     """A configuration of Full on rows of this suite."""
-    values = {
-        "profile": "p", "device": "cpu", "models": {"m": {"path": str(model)}}, "methods": {"full": {}},
-        "budgets": [0.5], "suites": {"longbench": suite}, "data": {"longbench": str(data)},
-    }  # fmt: skip
-    return build_run_config(values, "test.yaml")
+    given = {"models": {"m": {"path": str(model)}}, "data": {"longbench": str(data)}}
+    return build_run_config(run_values(device="cpu", suites={"longbench": suite}, **given), "test.yaml")
 
 
 def write_archive(folder: Path, rows: list[dict[str, Any]]) -> Path:
@@ -121,14 +119,14 @@ def test_what_cannot_be_read_says_how_to_fetch_it(tmp_path: Path, monkeypatch: p
 def test_prompts_are_the_protocols_with_context_and_question_put_in(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     write_rows(tmp_path / "qasper.jsonl", [row(context="Braces {input} stay.")])
     sample = get_task("longbench_qasper_prompt", {"longbench": tmp_path}).samples(4096, 1, 0, tokenizer)[0]
-    assert sample.prompt == longbench.PROTOCOLS["qasper"].prompt.replace("{input}", "Who?").replace(
-        "{context}", "Braces {input} stay."
-    )
+    asked = longbench.PROTOCOLS["qasper"].prompt.replace("{input}", "Who?")
+    assert sample.prompt == asked.replace("{context}", "Braces {input} stay.")
     assert (sample.forced, sample.max_new_tokens, sample.stop) == ("", 128, None)
 
 
 @pytest.mark.parametrize("dataset", [name for name in longbench.PROTOCOLS if name != longbench.V2])
 def test_the_question_is_decoded_from_its_marker(dataset: str, tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    """Without a marker, from the last hundred characters."""
     write_rows(tmp_path / f"{dataset}.jsonl", [row(context="Now, one. Question: two. " * 20)])
     whole = get_task(f"longbench_{dataset}_prompt", {"longbench": tmp_path}).samples(8192, 1, 0, tokenizer)[0].prompt
     fed = longbench.LongBench(dataset, {"longbench": tmp_path}).samples(8192, 1, 0, tokenizer)[0]
@@ -145,14 +143,14 @@ def test_the_question_is_decoded_from_its_marker(dataset: str, tmp_path: Path, t
 @pytest.mark.parametrize("name", ["longbench_qasper", "longbench_qasper_prompt"])
 @pytest.mark.parametrize("context", [300, 301, 497])
 def test_the_middle_is_cut(name: str, context: int, tmp_path: Path, word_tokenizer: TextTokenizer, seed: int) -> None:
+    """Of a prompt that is too long."""
     words = random.Random(seed).choices([f"w{i}" for i in range(500)], k=900)
     write_rows(tmp_path / "qasper.jsonl", [row(context=" ".join(words), input="w7 w8 ?")])
     sample = get_task(name, {"longbench": tmp_path}).samples(context, 1, 0, word_tokenizer)[0]
     prompt, forced = word_tokenizer.prompt_ids(sample.prompt), word_tokenizer.encode(sample.forced)
     kept = (*prompt[1:], *forced)
-    whole = word_tokenizer.encode(
-        longbench.PROTOCOLS["qasper"].prompt.replace("{context}", " ".join(words)).replace("{input}", "w7 w8 ?")
-    )
+    filled = longbench.PROTOCOLS["qasper"].prompt.replace("{context}", " ".join(words))
+    whole = word_tokenizer.encode(filled.replace("{input}", "w7 w8 ?"))
     # The begin-of-text token has a place of its own; an odd limit loses one token to the halves.
     assert prompt[0] == 0 and context - 128 - 2 <= len(prompt) + len(forced) <= context - 128
     half = len(kept) // 2
@@ -187,17 +185,12 @@ def test_the_prompt_of_a_real_row_is_the_one_seen_elsewhere(shared_data: Path, t
     assert read.texts("answers") == ("He is a guest in the home of the Mulvilles.",)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "file", "rows"),
-    [("qmsum", "rebuilt/qmsum.first40.jsonl", 40), ("multi_news", "genuine_jsonl/multi_news.first40.jsonl", 40)],
-)
-def test_real_rows_fit(
-    dataset: str, file: str, rows: int, shared_data: Path, tmp_path: Path, tokenizer: TextTokenizer
-) -> None:
-    (tmp_path / f"{dataset}.jsonl").symlink_to(shared_data / "longbench" / file)
+@pytest.mark.parametrize(("dataset", "form"), [("qmsum", "rebuilt"), ("multi_news", "genuine_jsonl")])
+def test_real_rows_fit(dataset: str, form: str, shared_data: Path, tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    (tmp_path / f"{dataset}.jsonl").symlink_to(shared_data / "longbench" / form / f"{dataset}.first40.jsonl")
     task = longbench.LongBench(dataset, {"longbench": tmp_path})
     samples = task.samples(2048, 100, 0, tokenizer)
-    assert [sample.index for sample in samples] == list(range(rows))
+    assert [sample.index for sample in samples] == list(range(40))
     for sample in samples:
         used = len(tokenizer.encode(sample.prompt)) + len(tokenizer.encode(sample.forced))
         assert 2048 - 8 < used + sample.max_new_tokens <= 2048
@@ -242,9 +235,8 @@ def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pyte
     assert [(record.status, record.sample_index) for record in records] == [("ok", 0), ("ok", 1)]
     for record, line in zip(records, (tmp_path / "data" / "qmsum.jsonl").open(encoding="utf-8"), strict=False):
         assert (record.metric, record.data_source, len(record.output_ids or ())) == ("rouge_l", "real", 48)
-        sample = get_task("longbench_qmsum", {"longbench": tmp_path / "data"}).samples(
-            2048, 2, 0, load_tokenizer(MINIATURE)
-        )[record.sample_index]
+        task = get_task("longbench_qmsum", {"longbench": tmp_path / "data"})
+        sample = task.samples(2048, 2, 0, load_tokenizer(MINIATURE))[record.sample_index]
         assert sample.meta[0] == tuple(json.loads(line)["answers"])
         assert record.score == get_task("longbench_qmsum").score(sample, record.output_text or "", ()).value
 
@@ -341,19 +333,16 @@ def test_longbench_v2_on_its_own_rows(shared_data: Path, tmp_path: Path) -> None
     (tmp_path / "lines" / "data.jsonl").symlink_to(file)
     (tmp_path / "array").mkdir()
     (tmp_path / "array" / "data.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")  # as on the hub
-    made = [
-        get_task("longbench_v2", {"longbench_v2": tmp_path / form}).samples(1 << 20, 99, 0, CHARACTERS)
-        for form in ("lines", "array")
-    ]
+    tasks = (get_task("longbench_v2", {"longbench_v2": tmp_path / form}) for form in ("lines", "array"))
+    made = [task.samples(1 << 20, 99, 0, CHARACTERS) for task in tasks]
     assert made[0] == made[1] and len(made[0]) == 6
     task = longbench.LongBench(longbench.V2, {"longbench_v2": None})
     for sample, row in zip(made[0], rows, strict=True):
         text = sample.prompt + sample.forced
         assert text.count(row["context"]) == 1 and sample.max_new_tokens == 128
         tail = text.rpartition("</text>")[2]
-        assert [tail.index(f"({x}) {row[f'choice_{x}']}\n") for x in "ABCD"] == sorted(
-            tail.index(f"({x}) ") for x in "ABCD"
-        )
+        places = [tail.index(f"({x}) {row[f'choice_{x}']}\n") for x in "ABCD"]
+        assert places == sorted(tail.index(f"({x}) ") for x in "ABCD")
         assert row["question"] in tail
         for letter in "ABCD":
             assert task.score(sample, f"The correct answer is ({letter}).", ()).value == (letter == row["answer"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,61 +56,58 @@ def test_what_is_collected_names_device_dtype_and_versions() -> None:
     assert found.versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
-def test_an_image_vouches_for_its_own_code_not_for_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder in the place of the project's; what was read of either is forgotten."""
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    provenance._code.cache_clear()
+    yield tmp_path
+    provenance._code.cache_clear()
+
+
+def test_an_image_vouches_for_its_own_code_not_for_a_checkout(checkout: Path) -> None:
     def said() -> tuple[str, bool]:
         provenance._code.cache_clear()
         return provenance.revision(), provenance.is_dirty()
 
-    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
-    (tmp_path / provenance.IMAGE_REVISION).write_text("abc123 0\n")
-    try:
-        assert said() == ("abc123", False)
-        (tmp_path / ".git").write_text("gitdir: /of/another/machine\n")
-        assert said() == ("unknown", True), "git cannot tell, and the image does not know"
-        (tmp_path / ".git").unlink()
-        (tmp_path / provenance.IMAGE_REVISION).write_text("abc123 1\n")
-        assert said() == ("abc123", True)
-    finally:
-        provenance._code.cache_clear()
+    (checkout / provenance.IMAGE_REVISION).write_text("abc123 0\n")
+    assert said() == ("abc123", False)
+    (checkout / ".git").write_text("gitdir: /of/another/machine\n")
+    assert said() == ("unknown", True), "git cannot tell, and the image does not know"
+    (checkout / ".git").unlink()
+    (checkout / provenance.IMAGE_REVISION).write_text("abc123 1\n")
+    assert said() == ("abc123", True)
 
 
-def test_a_checkout_of_another_user_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
-    for arguments in (["init"], ["commit", "--allow-empty", "-m", "a"]):
-        subprocess.run([*git, *arguments], check=True, capture_output=True)
-    wanted = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_checkout_of_another_user_is_read(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(checkout, "init")
+    git(checkout, "commit", "--allow-empty", "-m", "a")
+    wanted = git(checkout, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    assert subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True).returncode != 0  # git refuses by itself
-    provenance._code.cache_clear()
-    try:
-        assert provenance.revision() == wanted
-    finally:
-        provenance._code.cache_clear()
+    with pytest.raises(subprocess.CalledProcessError):  # git refuses by itself
+        git(checkout, "rev-parse", "HEAD")
+    assert provenance.revision() == wanted
 
 
-def test_only_a_clean_commit_vouches_for_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*arguments: str) -> None:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
-
+def test_only_a_clean_commit_vouches_for_the_files(checkout: Path) -> None:
     def dirty() -> bool:
         provenance._code.cache_clear()
         return provenance.is_dirty()
 
-    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
-    try:
-        assert dirty(), "no git"
-        git("init")
-        assert dirty(), "a repository without a commit"
-        (tmp_path / "code.py").write_text("a = 1")
-        git("add", ".")
-        git("commit", "-m", "a")
-        assert not dirty()
-        (tmp_path / "code.py").write_text("a = 2")
-        assert dirty(), "changed since the commit"
-    finally:
-        provenance._code.cache_clear()
+    assert dirty(), "no git"
+    git(checkout, "init")
+    assert dirty(), "a repository without a commit"
+    (checkout / "code.py").write_text("a = 1")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-m", "a")
+    assert not dirty()
+    (checkout / "code.py").write_text("a = 2")
+    assert dirty(), "changed since the commit"
 
 
 def test_a_job_waits_for_the_files_that_its_hash_covers(config_values: dict[str, Any], tmp_path: Path) -> None:

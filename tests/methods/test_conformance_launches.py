@@ -156,23 +156,28 @@ def reads_leave(change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kv_cache, "sparse_decode_attention", read)
 
 
+def recorded(owner: Any, name: str, part: Callable[[Any], Tensor], monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """A list to which each call of a function adds a part of what it gives."""
+    right, seen = getattr(owner, name), list[Tensor]()
+
+    def run(*given: Any, **options: Any) -> Any:
+        found = right(*given, **options)
+        seen.append(part(found))
+        return found
+
+    monkeypatch.setattr(owner, name, run)
+    return seen
+
+
 @pytest.mark.parametrize("factor", [1 - 8e-4, 1 + 8e-4])
 def test_a_mass_within_rounding_of_top_p_fails_no_list(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that are rounded otherwise end some lists an entry earlier or later."""
-    right, lengths = lychee.by_probability, list[Tensor]()
-
-    def kept(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        places, counts = right(*given, **options)
-        lengths.append(counts)
-        return places, counts
-
-    monkeypatch.setattr(lychee, "by_probability", kept)
+    counts = recorded(lychee, "by_probability", lambda found: found[1], monkeypatch)
     checked_top_p()
-    exact = list(lengths)
-    lengths.clear()
+    exact, counts[:] = list(counts), []
     reads_leave(lambda scores: factor * scores, monkeypatch)
     checked_top_p()
-    assert any(not mine.equal(truth) for mine, truth in zip(lengths, exact, strict=True))
+    assert any(not mine.equal(truth) for mine, truth in zip(counts, exact, strict=True))
 
 
 def test_a_top_p_list_that_ends_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,16 +226,9 @@ def rounded(weights: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", ["snapkv", "tova"])
 def test_a_token_kept_within_rounding_of_another_fails_no_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that are rounded otherwise drop another token, which later queries read or miss."""
-    right, kept = conformance_launches._kept, list[Tensor]()
-
-    def recorded(*given: Any) -> Tensor:
-        kept.append(right(*given))
-        return kept[-1]
-
-    monkeypatch.setattr(conformance_launches, "_kept", recorded)
+    kept = recorded(conformance_launches, "_kept", lambda found: found, monkeypatch)
     checked(name, torch.float32)
-    exact = list(kept)
-    kept.clear()
+    exact, kept[:] = list(kept), []
     weights_are(rounded, monkeypatch)
     checked(name, torch.float32)
     assert any(not mine.equal(truth) for mine, truth in zip(kept, exact, strict=True))

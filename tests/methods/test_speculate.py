@@ -18,6 +18,7 @@ from longdecode.engine.generation import Completion, Generator, Request, Samplin
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.run_config import build_run_config
 from longdecode.methods.registry import get_method, load_card, method_names
+from small_run import run_values
 
 CONFIG = replace(
     THREE_LAYERS, vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=6, head_dim=32, max_positions=768
@@ -45,10 +46,10 @@ REFUSED = ("full", "full_fp8", "full_int4", "retro")
 """Drafters that take no budget, and one that writes over the verifier's tokens."""
 
 
-def speculate(drafter: str, tokens: int = 4, config: ModelConfig = CONFIG) -> Any:
-    return get_method("speculate").from_budget(
-        BUDGET, config, drafter=drafter, draft_tokens=tokens, drafter_params=DRAFTERS[drafter]
-    )
+def speculate(drafter: str, tokens: int = 4, config: ModelConfig = CONFIG, params: Any = None) -> Any:
+    own = DRAFTERS[drafter] if params is None else params
+    more = {"drafter": drafter, "draft_tokens": tokens, "drafter_params": own}
+    return get_method("speculate").from_budget(BUDGET, config, **more)
 
 
 def texts(completions: list[Completion]) -> list[tuple[Any, ...]]:
@@ -129,9 +130,7 @@ def test_a_ragged_batch_is_that_of_dense_decoding_for_short_and_long_drafts(
     params = DRAFTERS.get(drafter) or dict(load_card(drafter).conformance.params)
     for tokens, sampling in zip((2, 8), (Sampling(), PENALISED)[:: 1 if number % 2 else -1], strict=True):
         try:
-            method = get_method("speculate").from_budget(
-                BUDGET, model.config, drafter=drafter, draft_tokens=tokens, drafter_params=params
-            )
+            method = speculate(drafter, tokens, model.config, params)
         except (UnsupportedCellError, ConfigError) as error:
             assert drafter in REFUSED, error
             return
@@ -236,10 +235,7 @@ def test_an_offloaded_drafter_writes_as_dense(shallow: Decoder, ragged: list[Req
 
 def test_a_configuration_sets_the_drafters_knobs() -> None:
     entry = {"method": "speculate", "params": {"drafter": "snapkv", "drafter_params": {"window": 8}}}
-    values: dict[str, Any] = {
-        "profile": "p", "models": {"m": {"path": "weights"}}, "methods": {"full": {}, "drafted": entry},
-        "budgets": [64], "suites": {"mini_recall": {"contexts": [1024], "samples": 1}},
-    }  # fmt: skip
+    values = run_values(methods={"full": {}, "drafted": entry}, budgets=[64])
     spec = build_run_config(values, "test.yaml").methods["drafted"]
     method = get_method("speculate").from_budget(BUDGET, CONFIG, **spec.params_of("m"))
     assert method.draft is not None and method.draft.method.params.window == 8
@@ -248,22 +244,16 @@ def test_a_configuration_sets_the_drafters_knobs() -> None:
         build_run_config(values, "test.yaml")
 
 
-@pytest.mark.parametrize(
-    ("drafter", "sampling"),
-    [
-        ("quest", Sampling()),
-        ("streaming", Sampling(0.9, min_p=0.05, penalty=1.2, penalty_window=32)),
-        ("snapkv", Sampling(0.9, min_p=0.05, penalty=1.2, penalty_window=32)),
-    ],
-)
+DRAWN = Sampling(0.9, min_p=0.05, penalty=1.2, penalty_window=32)
+
+
+@pytest.mark.parametrize(("drafter", "sampling"), [("quest", Sampling()), ("streaming", DRAWN), ("snapkv", DRAWN)])
 def test_branches_write_the_same_text(shallow: Decoder, drafter: str, sampling: Sampling, random_ids: Callable) -> None:
     """In the verifier's cache and in caches of their own; a kept sibling is a token that the drafter was not fed."""
     requests = [Request(random_ids(length, CONFIG.vocab_size), 48, seed=length) for length in (130, 77)]
     method = get_method("speculate")
     params = {"drafter": drafter, "draft_tokens": 3, "drafter_params": DRAFTERS[drafter]}
-    tree, chain = (
-        method.from_budget(BUDGET, shallow.config, branches=branches, **params) for branches in (3, 1)
-    )  # fmt: skip
+    tree, chain = (method.from_budget(BUDGET, shallow.config, branches=count, **params) for count in (3, 1))
     assert tree.draft.tree.parents == (0, 0, 0, 1, 1, 1, 4, 4, 4) and chain.draft.tree.is_chain
     generator = Generator(shallow, sampling)
     got = writes_as_full(generator, requests, tree)

@@ -50,10 +50,8 @@ class DataSets:
 
     def _longbench(self) -> None:
         for name in ENGLISH_EIGHT:
-            rows = [
-                {"input": "Which trade?", "context": self._prose(150), "answers": ["baker"], "all_classes": None}
-                for _ in range(2)
-            ]
+            shared = {"input": "Which trade?", "answers": ["baker"], "all_classes": None}
+            rows = [shared | {"context": self._prose(150)} for _ in range(2)]
             self._lines(f"zai-org/LongBench/{name}.jsonl", rows)
 
     def ruler(self, folder: str) -> None:
@@ -63,42 +61,25 @@ class DataSets:
         for name, part in (("nounlist", words[:300]), ("adjectivelist", words[300:500]), ("verblist", words[500:])):
             self._text(f"{folder}/{name}.txt", "\n".join(part))
         self._json(f"{folder}/english_words.json", dict(enumerate(words)))
-        articles = [
-            {
-                "paragraphs": [
-                    {
-                        "context": f"{article}.{part} {self._prose(2)}",
-                        "qas": [
-                            {"question": f"What is in {article}.{part}?", "answers": [{"text": self._word()}]},
-                            {"question": "Impossible?", "is_impossible": True, "answers": []},
-                        ],
-                    }
-                    for part in range(4)
-                ]
-            }
-            for article in range(6)
-        ]
+        articles = [{"paragraphs": [self._paragraph(f"{at}.{part}") for part in range(4)]} for at in range(6)]
         self._json(f"{folder}/squad.json", {"data": articles})
-        hotpot = [
-            {
-                "question": f"Which {n}?",
-                "answer": self._word(),
-                "context": [[f"Title {n} {i}", [self._prose(1)]] for i in range(3)],
-            }
-            for n in range(8)
-        ]
+        asked = [{"question": f"Which {n}?", "answer": self._word()} for n in range(8)]
+        told = [[[f"Title {n} {i}", [self._prose(1)]] for i in range(3)] for n in range(8)]
+        hotpot = [row | {"context": context} for row, context in zip(asked, told, strict=True)]
         self._json(f"{folder}/hotpotqa.json", hotpot)
 
+    def _paragraph(self, name: str) -> dict[str, Any]:
+        """A paragraph of SQuAD with a question that it answers and one that it does not."""
+        answered = {"question": f"What is in {name}?", "answers": [{"text": self._word()}]}
+        impossible = {"question": "Impossible?", "is_impossible": True, "answers": []}
+        return {"context": f"{name} {self._prose(2)}", "qas": [answered, impossible]}
+
     def _questions(self, folder: str) -> None:
-        self._lines(
-            f"{folder}/gsm8k/test.jsonl",
-            [{"question": f"What is {n} + 1?", "answer": f"{n} + 1\n#### {n + 1}"} for n in range(90)],
-        )
+        sums = [{"question": f"What is {n} + 1?", "answer": f"{n} + 1\n#### {n + 1}"} for n in range(90)]
+        self._lines(f"{folder}/gsm8k/test.jsonl", sums)
         choices = [{"label": letter, "text": self._word()} for letter in "ABCDE"]
-        self._lines(
-            f"{folder}/commonsense_qa/dev_rand_split.jsonl",
-            [{"answerKey": "A", "question": {"stem": f"Stem {n}?", "choices": choices}} for n in range(90)],
-        )
+        stems = [{"answerKey": "A", "question": {"stem": f"Stem {n}?", "choices": choices}} for n in range(90)]
+        self._lines(f"{folder}/commonsense_qa/dev_rand_split.jsonl", stems)
         example = "lead\n\nQ: one?\n(A) x (B) y\nA: Because. The answer is (B)."
         self._json(f"{folder}/LongGenBench_MMLU_prompt.json", [(subject, example) for subject in SUBJECTS])
         for subject in SUBJECTS:

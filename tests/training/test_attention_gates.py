@@ -18,6 +18,7 @@ from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.learned import require_own
 from longdecode.methods.registry import get_method
 from longdecode.training import attention_gates, loop
+from small_run import run_values
 
 MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 ROLES = MINIATURE.parent / "roles" / "hardkuma.json"
@@ -67,16 +68,13 @@ def test_gates_learn_and_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytes
 
 
 def test_other_checkpoints_are_refused(byte_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates and roles of another checkpoint, by its hash."""
     distil(tmp_path / "gates", steps=1)
     gates = {"gates": f"{tmp_path}/gates/gates.safetensors", "block_size": SIZE}
 
     def run(model: Path, method: str, params: dict[str, Any]) -> RunConfig:
-        values = {
-            "profile": "p", "models": {"m": {"path": str(model)}}, "budgets": [0.5],
-            "methods": {"full": {}, method: {"params": params}},
-            "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
-        }  # fmt: skip
-        return build_run_config(values, "c")
+        methods = {"full": {}, method: {"params": params}}
+        return build_run_config(run_values(models={"m": {"path": str(model)}}, methods=methods), "c")
 
     for named in (("seerattention_r", gates), ("lychee", {"roles": str(ROLES)})):
         require_own(run(MINIATURE, *named))

@@ -56,10 +56,14 @@ def run(speed_values: dict[str, Any]) -> RunConfig:
     return build_run_config(speed_values, "c")
 
 
+def timed(run: RunConfig, job: str, folder: Path, **how: Any) -> list[SpeedRecord]:
+    """Time a job and read its records."""
+    measure_speed(run, job, folder / f"{job}.parquet", **how)
+    return read_records(folder / f"{job}.parquet", SpeedRecord)
+
+
 def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
-    output = tmp_path / "speed" / "tiny.parquet"
-    measure_speed(run, "tiny", output)
-    records = read_records(output, SpeedRecord)
+    records = timed(run, "tiny", tmp_path)
     by_cell = {(r.variant, r.stage, r.params.get("rows")): r for r in records if r.context == 128}
     assert set(by_cell) == {
         ("full", "step", None), ("full", "setup", None), ("full", "prefill", None), ("streaming", "step", None),
@@ -89,9 +93,7 @@ def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
 
 
 def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
-    output = tmp_path / "kernels.parquet"
-    measure_speed(run, "kernels", output)
-    found = read_records(output, SpeedRecord)
+    found = timed(run, "kernels", tmp_path)
     records = {(r.method, r.variant, r.budget, r.params.get("full_heads")): r for r in found}
     ours = records["decode_attention", "longdecode", "full", None]
     theirs = records["decode_attention", "torch_flash", "full", None]
@@ -119,14 +121,14 @@ def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
 
 def test_a_killed_job_resumes_at_its_record(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "speed" / "tiny.parquet"
-    timed, count = Bench._timed, 0
+    once, count = Bench._timed, 0
 
     def killed(self: Any, *given: Any) -> SpeedRecord:
         nonlocal count
         count += 1
         if count == 4:
             raise KeyboardInterrupt
-        return timed(self, *given)
+        return once(self, *given)
 
     monkeypatch.setattr(Bench, "_timed", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -135,7 +137,7 @@ def test_a_killed_job_resumes_at_its_record(run: RunConfig, tmp_path: Path, monk
     lines = journal_path(output).read_text().splitlines()
     kept = [SpeedRecord.model_validate(fields) for line in lines for fields in json.loads(line.partition(" ")[2])]
     assert len(kept) == 3
-    monkeypatch.setattr(Bench, "_timed", timed)
+    monkeypatch.setattr(Bench, "_timed", once)
     fresh = measure_speed(run, "tiny", output)
     total = read_records(output, SpeedRecord)
     assert total[:3] == kept and len(fresh) == len(total) - 3
@@ -153,13 +155,14 @@ def test_a_change_of_rounds_times_everything_anew(speed_values: dict[str, Any], 
 
 @pytest.mark.parametrize("kind", ["ours", "peer"])
 def test_a_failed_op_is_not_timed(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """An op that fails its gate."""
+
     def wrong(*given: Any) -> None:
         raise GateError("differs from its definition")
 
     monkeypatch.setattr(kernels.Op, "gate" if kind == "ours" else "require_same", wrong)
-    output = tmp_path / "kernels.parquet"
-    measure_speed(run, "kernels", output, choose=lambda cell: cell.method == "topk_select")
-    records = {r.variant: r for r in read_records(output, SpeedRecord) if r.budget == "64"}
+    found = timed(run, "kernels", tmp_path, choose=lambda cell: cell.method == "topk_select")
+    records = {r.variant: r for r in found if r.budget == "64"}
     for variant in ("longdecode", "torch_topk") if kind == "ours" else ("torch_topk",):
         assert records[variant].status == "failed_gate" and not records[variant].samples
     if kind == "peer":
@@ -167,13 +170,14 @@ def test_a_failed_op_is_not_timed(run: RunConfig, tmp_path: Path, monkeypatch: p
 
 
 def test_without_full_others_are_timed_alone(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full does not fit the device."""
+
     def refuse(shape: object) -> None:
         raise DeviceMemoryError("needs more than there is")
 
     monkeypatch.setattr(decode, "DenseCache", refuse)
-    output = tmp_path / "tiny.parquet"
-    measure_speed(run, "tiny", output, choose=lambda cell: cell.method != "hf_full")
-    records = [record for record in read_records(output, SpeedRecord) if record.context == 128]
+    found = timed(run, "tiny", tmp_path, choose=lambda cell: cell.method != "hf_full")
+    records = [record for record in found if record.context == 128]
     assert {(record.variant, record.stage) for record in records if record.status == "ok"} == {
         ("streaming", "step"), ("streaming", "setup"), ("split", "step"), ("split", "setup"),
     }  # fmt: skip
@@ -189,13 +193,11 @@ def test_without_full_others_are_timed_alone(run: RunConfig, tmp_path: Path, mon
 def test_speculation_is_timed_in_stages(speed_values: dict[str, Any], tmp_path: Path) -> None:
     speed_values["methods"]["magic"] = {"method": "speculate", "params": {"draft_tokens": 3}}
     speed_values["throughput"] = [STEPS | {"variants": ["magic"], "contexts": [128]}]
-    output, run = tmp_path / "speed" / "tiny.parquet", build_run_config(speed_values, "c")
-    measure_speed(run, "tiny", output)
-    records = {(record.variant, record.stage): record for record in read_records(output, SpeedRecord)}
+    found = timed(build_run_config(speed_values, "c"), "tiny", tmp_path)
+    records = {(record.variant, record.stage): record for record in found}
     stages = ("speculative_step", "draft", "verify", "keep")
-    assert set(records) == {
-        ("full", "step"), ("full", "setup"), ("magic", "setup"), *(("magic", stage) for stage in stages),
-    }  # fmt: skip
+    others = {("full", "step"), ("full", "setup"), ("magic", "setup")}
+    assert set(records) == others | {("magic", stage) for stage in stages}
     assert {record.status for record in records.values()} == {"ok"}, [record.reason for record in records.values()]
     whole, draft, verify, keep = (records["magic", stage] for stage in stages)
     assert whole.budget_tokens == 32 and whole.params == {"draft_tokens": 3}
@@ -204,14 +206,11 @@ def test_speculation_is_timed_in_stages(speed_values: dict[str, Any], tmp_path: 
 
 
 def test_a_correction_says_what_it_is(speed_values: dict[str, Any], tmp_path: Path) -> None:
-    speed_values["methods"]["fixed"] = {
-        "method": "lychee",
-        "params": {"roles": "spread", "retrieval_heads": 2, "correction": "dense_step"},
-    }
+    params = {"roles": "spread", "retrieval_heads": 2, "correction": "dense_step"}
+    speed_values["methods"]["fixed"] = {"method": "lychee", "params": params}
     speed_values["throughput"] = [STEPS | {"variants": ["fixed"], "contexts": [128], "budgets": [64]}]
-    output, run = tmp_path / "speed" / "tiny.parquet", build_run_config(speed_values, "c")
-    measure_speed(run, "tiny", output, choose=lambda cell: cell.variant == "fixed")
-    records = {record.stage: record for record in read_records(output, SpeedRecord)}
+    run = build_run_config(speed_values, "c")
+    records = {r.stage: r for r in timed(run, "tiny", tmp_path, choose=lambda cell: cell.variant == "fixed")}
     assert records["correction"].status == "ok", records["correction"].reason
     assert records["correction"].params["correction"] == "dense_step"
     assert records["correction"].params["correction_period"] >= 1

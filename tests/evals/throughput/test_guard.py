@@ -72,40 +72,25 @@ def test_nothing_is_watched_without_a_monitor() -> None:
     assert guard.summary() == {"throttle": "not read: no NVML"}
 
 
-class FakeNvml:
-    """The few calls of pynvml that the monitor makes."""
+def fake_nvml(*listings: list[int]) -> SimpleNamespace:
+    """The few calls of pynvml that the monitor makes, by ``handle``; ids of devices asked for are in ``asked``."""
+    left, asked = list(listings), list[str]()
 
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-    NVMLError = type("NVMLError", (Exception,), {})
+    def processes(handle: object) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid) for pid in (left.pop(0) if len(left) > 1 else left[0])]
 
-    def __init__(self, *listings: list[int]):
-        self.listings = list(listings)
-        self.asked: str | None = None
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        self.asked = uuid
-        return "handle"
-
-    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
-        return {1: 1755, 2: 3201}[kind]
-
-    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
-        return 51
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
-        return 0x44
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
-        return SimpleNamespace(gpu=12, memory=3)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
-        pids = self.listings.pop(0) if len(self.listings) > 1 else self.listings[0]
-        return [SimpleNamespace(pid=pid) for pid in pids]
+    return SimpleNamespace(
+        NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0, NVMLError=type("NVMLError", (Exception,), {}),
+        asked=asked, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=asked.append,
+        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 1755, 2: 3201}[kind],
+        nvmlDeviceGetTemperature=lambda handle, sensor: 51,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x44,
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=12, memory=3),
+        nvmlDeviceGetComputeRunningProcesses=processes,
+    )  # fmt: skip
 
 
-def monitor_of(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> NvmlMonitor:
+def monitor_of(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> NvmlMonitor:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="abc"))
     monkeypatch.setattr(device_module.torch, "zeros", lambda *args, **kwargs: None)
@@ -113,10 +98,10 @@ def monitor_of(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> NvmlMonitor:
 
 
 def test_the_monitor_reads_clocks_reasons_and_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = FakeNvml([os.getpid()])
+    nvml = fake_nvml([os.getpid()])
     monitor = monitor_of(nvml, monkeypatch)
     reading = monitor.read()
-    assert nvml.asked == "GPU-abc"
+    assert nvml.asked == ["GPU-abc"]
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.temperature_c) == (1755, 3201, 51)
     assert reading.throttle == {"power cap", "hardware thermal limit"}
     assert monitor.busy_percent() == 12
@@ -134,7 +119,7 @@ def test_the_monitor_reads_clocks_reasons_and_load(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_the_monitor_knows_itself(monkeypatch: pytest.MonkeyPatch, listings: list[list[int]], others: set[int]) -> None:
-    assert monitor_of(FakeNvml(*listings), monkeypatch).others() == others
+    assert monitor_of(fake_nvml(*listings), monkeypatch).others() == others
 
 
 def test_a_monitor_without_its_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.throughput.harness import shape_config
 from longdecode.evals.throughput.spec import OPS, RAW_SHAPES, Grid, grids_of, jobs_of, models_of, variants_of
+from small_run import run_values
 
 ROOT = Path(__file__).parents[3]
 KERNELS = {"bench": "kernels", "model": "qwen3-8b", "contexts": [1024], "batches": [1, 4], "budgets": [64, 0.1]}
@@ -22,13 +23,8 @@ EQUAL = {
     "hits": {"quest": [0.9]},
 }  # fmt: skip
 OWN = {"bench": "own_choices", "models": {"full": "mine", "quest": "mine"}, "contexts": [4096], "budgets": [64]}
-VALUES: dict[str, Any] = {
-    "profile": "p",
-    "models": {"mine": {"path": "x"}},
-    "methods": {"full": {}, "quest": {}, "small": {"method": "streaming"}},
-    "budgets": [0.5],
-    "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
-}
+METHODS = {"full": {}, "quest": {}, "small": {"method": "streaming"}}
+VALUES = run_values(models={"mine": {"path": "x"}}, methods=METHODS)
 
 
 def read(*grids: dict[str, Any]) -> tuple[Grid, ...]:

@@ -38,20 +38,19 @@ def text(ids: tuple[int, ...]) -> str:
 
 def rows(count: int) -> list[dict[str, Any]]:
     """Questions in the official file's format: two gold documents and eight others each."""
-    return [
-        {
+    found = []
+    for i in range(count):
+        first = [[f"Other{i}{j}", [f"Distraction {i}.{j}. ", "More."]] for j in range(4)]
+        gold = [[f"Gold{i}a", ["Fact one. ", "Fact two."]], [f"Gold{i}b", [f"It is Answer{i}."]]]
+        last = [[f"Other{i}{j}", [f"Distraction {i}.{j}."]] for j in range(4, 8)]
+        asked = {
             "_id": str(i),
             "question": f"Which town is {i}?",
             "answer": f"Answer{i}",
-            "supporting_facts": [[f"Gold{i}a", 0], [f"Gold{i}b", 1]],
-            "context": [[f"Other{i}{j}", [f"Distraction {i}.{j}. ", "More."]] for j in range(4)]
-            + [[f"Gold{i}a", ["Fact one. ", "Fact two."]], [f"Gold{i}b", [f"It is Answer{i}."]]]
-            + [[f"Other{i}{j}", [f"Distraction {i}.{j}."]] for j in range(4, 8)],
-            "type": "bridge",
-            "level": "hard",
+            "context": first + gold + last,
         }
-        for i in range(count)
-    ]
+        found.append(asked | {"supporting_facts": [[f"Gold{i}a", 0], [f"Gold{i}b", 1]], "type": "bridge"})
+    return found
 
 
 @pytest.fixture
@@ -124,9 +123,8 @@ def test_hotpotqa_surrounds_gold_with_others(first_answer: bool, tokenizer: Text
 
 def test_the_hub_gives_the_same_questions(hotpot_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def as_hub(row: dict[str, Any]) -> dict[str, Any]:
-        (fact_titles, sentences), (titles, texts) = (
-            zip(*row[key], strict=True) for key in ("supporting_facts", "context")
-        )
+        fact_titles, sentences = zip(*row["supporting_facts"], strict=True)
+        titles, texts = zip(*row["context"], strict=True)
         facts = {"title": list(fact_titles), "sent_id": list(sentences)}
         return row | {"supporting_facts": facts, "context": {"title": list(titles), "sentences": list(texts)}}
 

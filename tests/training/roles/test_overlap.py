@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,18 +14,12 @@ from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.run_config import build_run_config
 from longdecode.training.roles.overlap import COLUMNS, OverlapProbe, OverlapSpec, measure_overlap, overlap_rows
-
-RUN = {
-    "profile": "t", "models": {"tiny": {"path": "x"}}, "methods": {"full": {}}, "budgets": [0.5],
-    "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
-}  # fmt: skip
+from small_run import run_values
 
 SIZES = (3, 7)
 
 
-def test_overlap_equals_that_of_attention_weights(
-    byte_model: Path, reference_model: Callable[[Path], Any], seed: int
-) -> None:
+def test_overlap_equals_that_of_attention_weights(byte_model: Path, reference_model: Callable, seed: int) -> None:
     decoder = load_decoder(byte_model, device="cpu", dtype=torch.float32)
     layers, kv_heads, group = decoder.config.num_layers, decoder.config.num_kv_heads, decoder.config.group_size
     generator = torch.Generator().manual_seed(seed)
@@ -68,7 +61,7 @@ def test_rows_name_every_head_of_every_upper_layer(byte_model: Path, tmp_path: P
 
 def test_a_run_writes_the_overlap_of_its_models(byte_model: Path, tmp_path: Path) -> None:
     about = {"device": "cpu", "models": {"tiny": {"path": str(byte_model)}}, "overlap": {"tiny": [1024]}}
-    measure_overlap(build_run_config(RUN | about, "c.yaml"), tmp_path / "overlap.csv")
+    measure_overlap(build_run_config(run_values(**about), "c.yaml"), tmp_path / "overlap.csv")
     head, *lines = (tmp_path / "overlap.csv").read_text().splitlines()
     assert tuple(head.split(",")) == COLUMNS and {line.split(",")[3] for line in lines} == {"64", "256"}
 
@@ -78,4 +71,4 @@ def test_sets_larger_than_the_prompt_are_refused(byte_model: Path) -> None:
     with pytest.raises(ConfigError, match="k = 500; prompts of mini_longgen_15 at 512 have"):
         overlap_rows(OverlapSpec("tiny", (512,), (500,)), decoder, tokenizer)
     with pytest.raises(ConfigError, match="no overlap is configured"):
-        measure_overlap(build_run_config(RUN, "c.yaml"), Path("x.csv"))
+        measure_overlap(build_run_config(run_values(), "c.yaml"), Path("x.csv"))

@@ -14,16 +14,14 @@ import pytest
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.training_spec import RoleTraining
+from small_run import run_values
 
-RUN = {
-    "profile": "p", "models": {"tiny": {"path": "x"}, "other": {"path": "y"}}, "methods": {"full": {}},
-    "budgets": [0.5], "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
-}  # fmt: skip
 ROLES = {"recipe": "hardkuma", "model": "tiny", "heads": 6, "contexts": [256, 512]}
 
 
 def read(**training: dict[str, Any]) -> RunConfig:
-    return build_run_config(RUN | {"training": training}, "config.yaml")
+    models = {"tiny": {"path": "x"}, "other": {"path": "y"}}
+    return build_run_config(run_values(models=models, training=training), "config.yaml")
 
 
 def test_a_recipe_brings_its_parts_and_an_entry_its_sizes() -> None:
