@@ -148,10 +148,8 @@ def byte_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) * 2 * columns**-0.5
 
-    tensors = {
-        "model.embed_tokens.weight": torch.randn(257, 32, generator=generator),
-        "model.norm.weight": torch.ones(32),
-    }
+    embedding = torch.randn(257, 32, generator=generator)
+    tensors = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(32)}
     sizes = {
         "self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32),
         "self_attn.o_proj": (32, 32), "mlp.gate_proj": (48, 32), "mlp.up_proj": (48, 32), "mlp.down_proj": (32, 48),

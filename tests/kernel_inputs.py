@@ -155,11 +155,8 @@ def listed_tokens(
     for row, length in enumerate(cache[3].tolist()):
         for one, number in enumerate(counts[row].tolist()):
             blocks = range(-(-length // block)) if number == EVERYTHING else indices[row, one, :number].tolist()
-            found[row, one] = [
-                (entry, token)
-                for entry, at in enumerate(blocks)
-                for token in range(at * block, min((at + 1) * block, length))
-            ]
+            spans = [range(at * block, min((at + 1) * block, length)) for at in blocks]
+            found[row, one] = [(entry, token) for entry, span in enumerate(spans) for token in span]
     return found
 
 
@@ -201,9 +198,8 @@ def check_sparse(
             length, got = int(lengths[b]), moved["scores"][b, score_rows[one]]
             logits = (scale or q.shape[-1] ** -0.5) * k[b, head, :length].double() @ q[b, group, 0].double().mean(0)
             best = [part.max() for part in logits.split(score_block)] if length else []
-            torch.testing.assert_close(
-                got[: len(best)].cpu().double(), torch.tensor(best).double(), atol=1e-4, rtol=tolerance
-            )
+            left = got[: len(best)].cpu().double()
+            torch.testing.assert_close(left, torch.tensor(best).double(), atol=1e-4, rtol=tolerance)
             assert got[len(best) :].eq(1e6).all()
             got.fill_(1e6)
     assert score_rows is None or moved["scores"].eq(1e6).all()

@@ -17,9 +17,8 @@ def test_the_notebook_runs_and_orders_the_methods(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "committed without outputs"
-    check = (
-        "print(*table_of_methods.set_index('method')['right of 4'].loc[['full', 'quest', 'oracle_topk', 'streaming']])"
-    )
+    rows = ["full", "quest", "oracle_topk", "streaming"]
+    check = f"print(*table_of_methods.set_index('method')['right of 4'].loc[{rows}])"
     notebook.cells.append(nbformat.v4.new_code_cell(check))
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
     full, quest, oracle, window = map(int, notebook.cells[-1].outputs[0].text.split())

@@ -35,6 +35,7 @@ def ragged(random_ids: Callable) -> list[Request]:
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.2, top_p=0.9), Sampling(0.8, min_p=0.05)])
 def test_rows_run_as_alone(sampling: Sampling, decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
+    """A ragged batch equals single runs."""
     requests = ragged(random_ids)
     generator = Generator(decoder, sampling, prefill_tokens=40)
     together = generator.run(requests, method)
@@ -72,9 +73,8 @@ def test_a_stop_token_ends_its_row_alone(decoder: Decoder, method: AttentionMeth
     stop = free[0].output_ids[6]
     at = free[0].output_ids.index(stop)
     stops = [frozenset({stop}), frozenset(), frozenset({VOCAB - 1, VOCAB + 5} - set(free[2].output_ids))]
-    stopped = generator.run(
-        [Request(prompt, 30, stop_ids=stops[row], seed=row) for row, prompt in enumerate(prompts)], method
-    )
+    requests = [Request(prompt, 30, stop_ids=stops[row], seed=row) for row, prompt in enumerate(prompts)]
+    stopped = generator.run(requests, method)
     assert stopped[0].output_ids == free[0].output_ids[: at + 1]
     assert (stopped[0].finish_reason, stopped[0].decode_steps) == ("stop", at)
     assert results(stopped[1:]) == results(free[1:])
@@ -88,6 +88,7 @@ def test_forced_tokens_do_not_stop(decoder: Decoder, method: AttentionMethod, ra
 
 
 def test_one_prompt_serves_many_runs(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
+    """Nothing of one run leaks into another."""
     generator = Generator(decoder, Sampling(1.0))
     prompt = generator.prefill(ragged(random_ids))
     lengths = prompt.cache.lengths.clone()
@@ -110,6 +111,7 @@ def test_reads_are_means_over_steps_and_layers(decoder: Decoder, dense: Callable
 
 
 def test_requests_run_up_to_the_limit(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
+    """Requests that just fit run, longer ones are refused."""
     limit, generator = decoder.config.max_positions, Generator(decoder)
     fits = Request(random_ids(limit - 8, VOCAB), 5, (1, 2, 3))
     assert [len(c.output_ids) for c in generator.run([fits, Request((1, 2), 2)], method)] == [5, 2]

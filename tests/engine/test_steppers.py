@@ -28,9 +28,8 @@ VOCAB = 97
 @pytest.fixture
 def window(decoder: Decoder) -> Callable[..., Window]:
     """Maker of the window method."""
-    return lambda mode=None, period=4, sparse=True: Window(
-        WindowParams(mode and Correction(mode, period), sparse), decoder.config
-    )
+    config, of = decoder.config, WindowParams
+    return lambda mode=None, period=4, sparse=True: Window(of(mode and Correction(mode, period), sparse), config)
 
 
 @pytest.fixture
@@ -100,6 +99,7 @@ def dense_over(decoder: Decoder, cache: Any, row: int, fed: torch.Tensor, end: i
 
 @pytest.mark.parametrize("period", [1, 4, 7])
 def test_a_rewrite_equals_a_prefill(decoder: Decoder, window: Callable, requests: list[Request], period: int) -> None:
+    """A rewrite stores what a dense prefill of the fed tokens stores."""
     prompt = Generator(decoder).prefill(requests)
     steps = max(request.continuation_tokens for request in requests) - 1
     reference = make_stepper(decoder, Sampling(), prompt, window())
@@ -117,9 +117,8 @@ def test_a_rewrite_equals_a_prefill(decoder: Decoder, window: Callable, requests
         for row in active.nonzero()[:, 0].tolist():
             end = int(run.state.cache.lengths[row])
             for name in ("k", "v"):
-                ours, theirs, sparse = (
-                    getattr(r.state.cache, name)[:, row, :, :end] for r in (run, reference, uncorrected)
-                )
+                caches = (one.state.cache for one in (run, reference, uncorrected))
+                ours, theirs, sparse = (getattr(cache, name)[:, row, :, :end] for cache in caches)
                 torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
                 if at == period and end > WINDOW:
                     assert ours[:, :, : end - period].equal(sparse[:, :, : end - period]), "the prompt stays"
@@ -140,9 +139,8 @@ def test_correcting_full_attention_changes_nothing(decoder: Decoder, window: Cal
 def test_correction_changes_what_a_sparse_method_says(decoder: Decoder, window: Callable, random_ids: Callable) -> None:
     request = Request(random_ids(40, VOCAB), 0, random_ids(20, VOCAB))
     generator = Generator(decoder)
-    plain, rewritten, dense = (
-        generator.run([request], window(mode))[0].forced_logprobs for mode in (None, "rewrite", "dense_step")
-    )
+    found = (generator.run([request], window(mode))[0] for mode in (None, "rewrite", "dense_step"))
+    plain, rewritten, dense = (completion.forced_logprobs for completion in found)
     # A step feeds token n and scores token n + 1: the fourth step is the first dense one, the fifth reads its rewrite.
     assert rewritten[:5] == plain[:5] and dense[:4] == plain[:4]
     assert abs(rewritten[5] - plain[5]) > 1e-9 and abs(dense[4] - plain[4]) > 1e-9
@@ -164,6 +162,7 @@ def test_a_ragged_batch_equals_single_runs(
 
 
 def test_dense_every_step_is_full(decoder: Decoder, window: Callable, requests: list[Request], dense: Callable) -> None:
+    """Dense steps every step are full attention."""
     generator = Generator(decoder)
     ours = generator.run(requests, window("dense_step", 1))
     theirs = generator.run(requests, dense(decoder.config))

@@ -58,6 +58,7 @@ def test_a_block_equals_its_tokens_one_by_one(
 
 
 def test_each_path_scores_as_a_chain(decoder: Decoder, dense: Callable, start: Callable, random_ids: Callable) -> None:
+    """And the accepted path of a tree is kept."""
     method, nodes = dense(CONFIG), TREE.rows
     tokens = torch.tensor(random_ids(3 * nodes, CONFIG.vocab_size)).view(3, nodes)
     placed, paths = PlacedTree(TREE, torch.device("cpu")), [list(TREE.path(node)) for node in range(nodes)]
@@ -81,6 +82,7 @@ def test_each_path_scores_as_a_chain(decoder: Decoder, dense: Callable, start: C
 
 
 def test_a_block_writes_over_slots(decoder: Decoder, dense: Callable, start: Callable, random_ids: Callable) -> None:
+    """A block from an earlier slot writes over what stood there, in active rows."""
     method, state = dense(CONFIG), start()
     state.active.copy_(torch.tensor([True, False, True]))
     starts = (state.dense.lengths - 4).clamp(min=0)

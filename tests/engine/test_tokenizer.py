@@ -47,9 +47,8 @@ def word_checkpoint(tmp_path: Path) -> Path:
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["<s>", "</s>", "<user>", "<bot>"])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)]
-    )
+    ends = [("<s>", 3), ("</s>", 4)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 4}))
     return tmp_path

@@ -32,11 +32,8 @@ HUMANEVAL = {
     "task_id": "HumanEval/0", "prompt": STUB, "entry_point": "half", "canonical_solution": "    return n // 2\n",
     "test": "def check(candidate):\n    assert candidate(8) == 4\n    assert candidate(3) == 1\n",
 }  # fmt: skip
-MBPP = {
-    "task_id": 9,
-    "code": "import math\ndef half(n):\n  return n // 2",
-    "test_list": ["assert half(8) == math.floor(4)"],
-}
+HALF = "import math\ndef half(n):\n  return n // 2"
+MBPP = {"task_id": 9, "code": HALF, "test_list": ["assert half(8) == math.floor(4)"]}
 SANITIZED = MBPP | {"source_file": "f", "prompt": "Halve it.", "test_imports": ["import math"]}
 FULL = MBPP | {
     "text": "Halve it.", "test_setup_code": "eight = half(16)\nimport math", "challenge_test_list": [],
@@ -61,9 +58,8 @@ def test_the_sets_are_read_whole(name: str, shared_data: Path) -> None:
     problems = read_functions(name, shared_data)
     assert len(problems) == len({one.task_id for one in problems}) == SETS[name]
     for one in problems:
-        assert (
-            one.stub.strip() or one.checks.strip().split("\n")[-1]
-        ) in one.prompt and one.reference not in one.prompt
+        shown = one.stub.strip() or one.checks.strip().split("\n")[-1]
+        assert shown in one.prompt and one.reference not in one.prompt
 
 
 @pytest.mark.usefixtures("contained")
@@ -170,10 +166,8 @@ def test_packed_and_plain_files_and_the_hub_s_fields_are_read(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     assert read_functions("humaneval", Path("hub")) == [plain]
     assert [one.task_id for one in read_functions("mbpp", Path("hub"))] == ["2", "11"]
-    assert asked == [
-        ("openai/openai_humaneval", None, "test"),
-        ("google-research-datasets/mbpp", "sanitized", "train+test+validation+prompt"),
-    ]
+    mbpp = ("google-research-datasets/mbpp", "sanitized", "train+test+validation+prompt")
+    assert asked == [("openai/openai_humaneval", None, "test"), mbpp]
 
 
 def test_a_function_that_nothing_can_define_is_refused_by_line(tmp_path: Path) -> None:
@@ -190,9 +184,8 @@ def test_functions_are_asked_greedily_in_a_chat(tmp_path: Path, monkeypatch: pyt
     rows = [HUMANEVAL | {"task_id": f"HumanEval/{n}"} for n in range(9)]
     write_rows(tmp_path / "humaneval" / "HumanEval.jsonl", rows)
     task = get_task("humaneval", {"code": tmp_path})
-    assert (task.temperature, task.chat, task.stop_at_eos, task.metric, task.samples_per_problem) == (
-        0, True, True, "accuracy", 1,
-    )  # fmt: skip
+    assert task.chat and task.stop_at_eos
+    assert (task.temperature, task.metric, task.samples_per_problem) == (0, "accuracy", 1)
     some = task.samples(4096, 4, 7, Words())  # type: ignore[arg-type]
     assert len({sample.meta.task_id for sample in some}) == 4 and {sample.max_new_tokens for sample in some} == {1024}
     assert [s.meta for s in some] == [s.meta for s in task.samples(9000, 4, 7, Words())]  # type: ignore[arg-type]

@@ -211,9 +211,7 @@ def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DataUnavailableError, match=f"data.zip:data/qasper.jsonl,? {said}.*data fetch longbench"):
             longbench.read_v1_rows(tmp_path, "qasper", 1)
     archive.write_bytes(archive.read_bytes().replace(b"\xff\xfe", b"\xff\xfd"))  # its checksum is another's
-    with pytest.raises(
-        DataUnavailableError, match=r"qasper.jsonl.*cannot be read: BadZipFile: Bad CRC.*data fetch longbench"
-    ):
+    with pytest.raises(DataUnavailableError, match=r"qasper.jsonl.*BadZipFile: Bad CRC.*data fetch longbench"):
         longbench.read_v1_rows(tmp_path, "qasper", 1)
 
 

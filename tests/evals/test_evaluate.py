@@ -33,7 +33,7 @@ from longdecode.evals.tasks.registry import get_task
 BYTES = load_tokenizer(Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights")
 MOMENTS = {"measures": {"prefill_ms", "decode_ms"}, "provenance": {"started_at", "sm_clock_mhz", "revision", "dirty"}}
 """Fields that differ between two runs of the same code."""
-Values = dict[str, Any]
+Patch, Values = pytest.MonkeyPatch, dict[str, Any]
 Run = Callable[..., list[Record]]
 
 
@@ -54,7 +54,7 @@ def comparable(record: Record) -> dict[str, Any]:
     return record.model_dump(exclude=MOMENTS)
 
 
-def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def count_prefills(monkeypatch: Patch) -> list[int]:
     sizes: list[int] = []
     prefill = Generator.prefill
 
@@ -66,9 +66,7 @@ def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def watch_decoding(
-    monkeypatch: pytest.MonkeyPatch, fails: Callable[[list[Any]], Exception | None] = lambda decoded: None
-) -> list[Any]:
+def watch_decoding(monkeypatch: Patch, fails: Callable[[list[Any]], Exception | None] = lambda done: None) -> list[Any]:
     """Return the methods of decoded batches, as they come; the last one fails with what ``fails`` gives for them."""
     decoded: list[Any] = []
     decode = Generator.decode
@@ -158,7 +156,7 @@ def test_what_cannot_run_ends_as_a_status(run: Run) -> None:
     assert "at least 5" in (small["3"].reason or "")
 
 
-def test_out_of_memory_closes_the_cell_and_the_job_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_closes_the_cell_and_the_job_goes_on(run: Run, monkeypatch: Patch) -> None:
     prefill = Generator._prefill
 
     def tight(self: Generator, requests: Sequence[Any], *given: Any) -> Any:
@@ -177,9 +175,7 @@ def test_out_of_memory_closes_the_cell_and_the_job_goes_on(run: Run, monkeypatch
     assert sizes == [2, 1, 2, 1]
 
 
-def test_a_method_with_a_small_cache_runs_where_the_shared_prompt_does_not_fit(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_with_a_small_cache_runs_where_the_shared_prompt_does_not_fit(run: Run, monkeypatch: Patch) -> None:
     shared = run("streaming", "mini_recall", "shared")
 
     def tight(*given: Any) -> Any:
@@ -190,13 +186,12 @@ def test_a_method_with_a_small_cache_runs_where_the_shared_prompt_does_not_fit(
 
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("full"), RuntimeError("DefaultCPUAllocator: no memory")])
-def test_a_cell_that_fails_half_way_has_no_samples(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_cell_that_fails_half_way_has_no_samples(run: Run, monkeypatch: Patch, error: Exception) -> None:
     watch_decoding(monkeypatch, lambda decoded: error if len(decoded) == 3 else None)
     suites = {"mini_recall": {"contexts": [256], "samples": 4, "batch": 2, "tasks": ["mini_recall_single"]}}
     records = run("streaming", "mini_recall", suites=suites)
-    assert [(r.budget, r.status, r.sample_index) for r in records] == [
-        ("0.5", "oom", -1), *(("64", "ok", i) for i in range(4)),
-    ]  # fmt: skip
+    found = [(r.budget, r.status, r.sample_index) for r in records]
+    assert found == [("0.5", "oom", -1), *(("64", "ok", i) for i in range(4))]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +202,7 @@ def test_a_cell_that_fails_half_way_has_no_samples(run: Run, monkeypatch: pytest
     ],
 )
 def test_a_method_that_fails_its_gate_is_not_scored_and_leaves_the_others_alone(
-    config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: str
+    config_values: Values, tmp_path: Path, monkeypatch: Patch, error: Exception, status: str
 ) -> None:
     def refuse(method: str, *given: Any) -> None:
         if method == "streaming":
@@ -222,9 +217,8 @@ def test_a_method_that_fails_its_gate_is_not_scored_and_leaves_the_others_alone(
     assert [r.status for r in found["full"]] == ["ok"] * 12 and {method.name for method in decoded} == {"full"}
 
 
-def test_one_prefill_serves_all_labels(
-    run: Run, config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_prefill_serves_all_labels(run: Run, config_values: Values, tmp_path: Path, monkeypatch: Patch) -> None:
+    """And gives each label what it gets alone."""
     alone = {label: run(label, "mini_recall", "alone") for label in ("full", "streaming")}
     sizes = count_prefills(monkeypatch)
     outputs = {label: tmp_path / "both" / "records" / label / "s.parquet" for label in alone}
@@ -241,9 +235,8 @@ def test_one_prefill_serves_all_labels(
     assert {method.name for method in decoded} == {"full"}
 
 
-def test_one_label_out_of_memory(
-    config_values: Values, tmp_path: Path, gate: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_label_out_of_memory(config_values: Values, tmp_path: Path, gate: list[Any], monkeypatch: Patch) -> None:
+    """It does not stop the others."""
     no_room = DeviceMemoryError("no room beside the prompt")
     watch_decoding(monkeypatch, lambda decoded: no_room if decoded[-1].name == "streaming" else None)
     outputs = {label: tmp_path / f"{label}.parquet" for label in ("streaming", "full")}
@@ -252,7 +245,7 @@ def test_one_label_out_of_memory(
     assert {r.status for r in read_records(outputs["full"], Record)} == {"ok"}
 
 
-def test_a_score_that_is_no_number_is_a_failed_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_that_is_no_number_is_a_failed_gate(run: Run, monkeypatch: Patch) -> None:
     monkeypatch.setattr("longdecode.evals.tasks.continuation.NatsPerByte.score", lambda *given: Score(float("nan")))
     statuses = {r.task: r.status for r in run("full", "mini_book")}
     assert statuses == {"mini_book_loss": "failed_gate", "mini_book_write": "ok", "mini_book_pg19": "data_unavailable"}
@@ -270,13 +263,13 @@ def test_progress_names_batches_and_a_second_run_computes_nothing(run: Run, caps
     assert found[0] == found[1]
 
 
-def test_other_errors_are_not_swallowed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_not_swallowed(run: Run, monkeypatch: Patch) -> None:
     watch_decoding(monkeypatch, lambda decoded: ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError):
         run("full", "mini_recall")
 
 
-def test_a_new_budget_runs_alone_and_a_dropped_one_leaves_the_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_budget_runs_alone_and_a_dropped_one_leaves_the_table(run: Run, monkeypatch: Patch) -> None:
     run("streaming", "mini_recall")
     fresh = run("streaming", "mini_recall", "b", budgets=[0.5, 32])
     decoded = watch_decoding(monkeypatch)
@@ -285,7 +278,7 @@ def test_a_new_budget_runs_alone_and_a_dropped_one_leaves_the_table(run: Run, mo
     assert list(map(comparable, later)) == list(map(comparable, fresh))
 
 
-def test_outputs_are_kept_for_the_first_prompts_of_a_cell(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_kept_for_the_first_prompts_of_a_cell(run: Run, monkeypatch: Patch) -> None:
     monkeypatch.setattr(quality_job, "KEPT_OUTPUTS", 2)
     records = run("full", "mini_recall")
     assert {r.sample_index for r in records if r.output_ids is not None and r.output_text is not None} == {0, 1}
@@ -293,9 +286,8 @@ def test_outputs_are_kept_for_the_first_prompts_of_a_cell(run: Run, monkeypatch:
 
 
 @pytest.mark.parametrize("changed", ["code", "params", "samples", "end token", "seed"])
-def test_changes_run_again(
-    run: Run, config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
+def test_changes_run_again(run: Run, config_values: Values, tmp_path: Path, monkeypatch: Patch, changed: str) -> None:
+    """All samples, where something changed that changes the numbers."""
     folder = Path(shutil.copytree(config_values["models"]["tiny"]["path"], tmp_path / "model"))
     config_values["models"]["tiny"]["path"] = str(folder)
     run("streaming", "mini_recall")
@@ -347,7 +339,7 @@ def test_a_text_is_compared_with_full_where_no_dense_method_runs_beside(run: Run
 
 @pytest.mark.parametrize("refill", [False, True])
 def test_a_killed_job_resumes_and_ends_with_the_same_records(
-    run: Run, config_values: Values, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, refill: bool
+    run: Run, config_values: Values, tmp_path: Path, seed: int, monkeypatch: Patch, refill: bool
 ) -> None:
     in_batches = [(r.key, r.index, r.output_sha256, r.score) for r in run("streaming", "mini_recall", "in batches")]
     config_values["suites"]["mini_recall"]["refill"] = refill

@@ -46,13 +46,11 @@ def prose(tmp_path: Path) -> Path:
 
 
 def requests(count: int, top_tokens: int) -> list[Request]:
+    def draw(tokens: int) -> tuple[int, ...]:
+        return tuple(rng.choices(range(300), k=tokens))
+
     rng = random.Random(0)
-    return [
-        Request(
-            tuple(rng.choices(range(300), k=200)), 0, tuple(rng.choices(range(300), k=40 - row)), top_tokens=top_tokens
-        )
-        for row in range(count)
-    ]
+    return [Request(draw(200), 0, draw(40 - row), top_tokens=top_tokens) for row in range(count)]
 
 
 def test_full_is_no_distance_from_itself(decoder: Decoder) -> None:
@@ -132,9 +130,8 @@ def test_free_running_tells_repetition(decoder: Decoder, prose: Path) -> None:
     prompt = Generator(decoder).prefill([Request(tuple(range(200)), 32)])
     (full,) = full_run(Generator(decoder), prompt)
     score = get_task("pg19_long_free_1024", {}).compare(made, full, full)
-    assert score.value == 32 and score.measures["repeated"] == score.measures["repeated_full"] == repeated(
-        full.output_ids
-    )
+    found = (score.value, score.measures["repeated"], score.measures["repeated_full"])
+    assert found == (32, *[repeated(full.output_ids)] * 2)
 
 
 def test_windows_are_clustered_by_text_and_hold_the_context(prose: Path) -> None:

@@ -72,6 +72,7 @@ def test_parameters_are_checked_once_and_kept(config_values: dict[str, Any], tmp
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "device", "code_hash"])
 def test_a_bad_file_is_rewritten(config_values: dict[str, Any], tmp_path: Path, checks: list[Any], damage: str) -> None:
+    """A file that does not hold is written anew."""
     config, path = configured(config_values), tmp_path / "streaming.json"
     Gate(config, CPU, tmp_path).run("streaming")
     text = path.read_text()
@@ -87,6 +88,7 @@ def test_a_bad_file_is_rewritten(config_values: dict[str, Any], tmp_path: Path, 
 
 
 def test_records_of_a_failed_gate_are_closed(config_values: dict[str, Any], tmp_path: Path, checks: list[Any]) -> None:
+    """Those of a variant that conformed before."""
     output = tmp_path / "records" / "tiny" / "streaming" / "mini_book.parquet"
     config = configured(config_values)
     evaluate_suite(config, "tiny", "mini_book", {"streaming": output})
@@ -96,9 +98,8 @@ def test_records_of_a_failed_gate_are_closed(config_values: dict[str, Any], tmp_
     file["verdicts"][0] |= {"status": "failed_gate", "message": "reads too much"}
     path.write_text(json.dumps(file))
     evaluate_suite(config, "tiny", "mini_book", {"streaming": output})
-    assert {(r.status, r.reason) for r in read_records(output, Record) if r.status != "data_unavailable"} == {
-        ("failed_gate", "reads too much")
-    }
+    found = {(r.status, r.reason) for r in read_records(output, Record) if r.status != "data_unavailable"}
+    assert found == {("failed_gate", "reads too much")}
 
 
 @pytest.mark.parametrize(

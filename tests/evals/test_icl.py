@@ -39,11 +39,9 @@ SIZES = {  # labels; rows of train and test in the slices at hand
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """BANKING77 in the hub's fields: three labels of 2, 3 and 40 texts, and two texts of each to ask about."""
-    rows = {
-        split: [{"text": f"{split} {label} text {i}", "label": label} for label, count in counts for i in range(count)]
-        for split, counts in (("train", ((0, 2), (1, 3), (2, 40))), ("test", ((0, 2), (1, 2), (2, 2), (9, 1))))
-    }
-    for split, texts in rows.items():
+    for split, counts in (("train", ((0, 2), (1, 3), (2, 40))), ("test", ((0, 2), (1, 2), (2, 2), (9, 1)))):
+        labels = [(label, i) for label, count in counts for i in range(count)]
+        texts = [{"text": f"{split} {label} text {i}", "label": label} for label, i in labels]
         write_rows(tmp_path / "banking77" / f"{split}.jsonl", texts)
     return tmp_path
 
@@ -80,11 +78,10 @@ def test_the_sets_at_hand_are_read_whole(name: str, shared_data: Path) -> None:
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("context", [16384, 32768])
 def test_real_examples_hold_the_answer(name: str, context: int, shared_data: Path, tokenizer: TextTokenizer) -> None:
+    """And fill the context."""
     task = get_task(f"icl_{name}", {"icl": shared_data / "icl"})
-    shown_as, asked_as = (
-        dict(read_texts(name, part, shared_data / "icl"))  # type: ignore[arg-type]
-        for part in ("train", "test")
-    )
+    shown_as = dict(read_texts(name, "train", shared_data / "icl"))  # type: ignore[arg-type]
+    asked_as = dict(read_texts(name, "test", shared_data / "icl"))  # type: ignore[arg-type]
     for sample in task.samples(context, 2, 0, tokenizer):
         used = len(tokenizer.encode(sample.prompt)) + len(tokenizer.encode(sample.forced)) + sample.max_new_tokens
         assert context * 0.95 < used <= context
@@ -109,6 +106,7 @@ def test_rounds_hold_each_label_once_and_texts_begin_again(folder: Path, tokeniz
 
 
 def test_samples_of_a_seed_ask_the_same_at_each_context(folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
+    """Samples depend on seed and index."""
     task = get_task("icl_banking77", {"icl": folder})
     many = task.samples(1500, 99, seed, tokenizer)
     assert len(many) == 6 and task.samples(1500, 2, seed, tokenizer) == many[:2]  # one asks for a label never shown

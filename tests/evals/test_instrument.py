@@ -85,9 +85,8 @@ def test_each_broken_property_fails_its_check_alone(
 def test_checks_without_cells_are_not_run(records: list[Record]) -> None:
     assert set(outcomes([]).values()) == {"not run"}
     found = outcomes([record for record in records if record.variant == "full" and record.context == 2048])
-    assert {name for name, outcome in found.items() if outcome == "not run"} == {
-        "streaming_fails", "quest_rises", "quest_gains",
-    }  # fmt: skip
+    missing = {name for name, outcome in found.items() if outcome == "not run"}
+    assert missing == {"streaming_fails", "quest_rises", "quest_gains"}
     # Streaming at another budget than the configured one says nothing about the configured one.
     assert outcomes(records, streaming_budget=0.1)["streaming_fails"] == "not run"
     where = {"variant": "full", "task": "mini_recall_single", "context": 4096}
@@ -115,6 +114,7 @@ def write_all(folder: Path, records: list[Record]) -> None:
 
 
 def test_a_failure_ends_the_report(records: list[Record], config_values: dict[str, Any], tmp_path: Path) -> None:
+    """The outcome is written whether or not checks fail."""
     config = build_run_config(config_values, "c")
     output = tmp_path / "out" / "instrument.json"
     write_all(tmp_path / "records", records)
@@ -133,6 +133,7 @@ def test_a_failure_ends_the_report(records: list[Record], config_values: dict[st
 
 
 def test_a_label_left_over_plays_no_part(records: list[Record], config_values: dict[str, Any], tmp_path: Path) -> None:
+    """Records of a label that the configuration no longer has."""
     config = build_run_config(config_values | {"methods": {"full": {}}}, "c")
     left_over = changed([r for r in records if r.variant == "streaming"], {"variant": "streaming"}, score=1.0)
     write_all(tmp_path / "records", [r for r in records if r.variant == "full"])

@@ -31,10 +31,8 @@ def sample(task: LongGenBench, place: int = 0, context: int = 9000) -> Sample:
 def data(tmp_path: Path) -> Path:
     """Seven rows of GSM8K, seven of each release of CSQA, and three subjects of MMLU."""
 
-    write_rows(
-        tmp_path / "gsm8k/test.jsonl",
-        [{"question": f"What is {i} + 1?", "answer": f"{i}+1\n#### {i + 1:,}"} for i in range(997, 1004)],
-    )
+    sums = [{"question": f"What is {i} + 1?", "answer": f"{i}+1\n#### {i + 1:,}"} for i in range(997, 1004)]
+    write_rows(tmp_path / "gsm8k/test.jsonl", sums)
     choices = [{"label": letter, "text": f"t{letter}"} for letter in "ABCDE"]
     flat = {"label": list("ABCDE"), "text": [f"t{letter}" for letter in "ABCDE"]}
     write_rows(
@@ -64,10 +62,8 @@ def test_prompts_are_the_published_ones_byte_for_byte(shared_data: Path) -> None
 
 def test_mmlu_is_paired_by_row_where_the_release_is_shifted(shared_data: Path) -> None:
     for size, shifted in ((30, 100), (60, 220)):
-        published = {
-            row["task"].replace("_", " "): row
-            for row in read_rows(shared_data / "longgenbench" / "scope" / f"mmlu_{size}.jsonl")
-        }
+        rows = read_rows(shared_data / "longgenbench" / "scope" / f"mmlu_{size}.jsonl")
+        published = {row["task"].replace("_", " "): row for row in rows}
         groups = read_groups(shared_data, "mmlu", size)
         assert len(groups) == 52
         different = 0

@@ -68,6 +68,7 @@ def token(folder: Path, text: str) -> int:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_byte_level_llama_tokenizer_keeps_its_spaces(first: bool, subword_checkpoint: Callable[..., Path]) -> None:
+    """Its configuration calls it a Llama's."""
     folder = subword_checkpoint(first=first, add_bos_token=True, chat_template=CHATML)
     expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT).ids
     lm, tokenizer = adapter(folder), load_tokenizer(folder)

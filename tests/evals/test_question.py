@@ -181,10 +181,9 @@ def test_every_suite_with_a_question_has_both_protocols() -> None:
 
 @pytest.mark.usefixtures("gate")
 def test_full_answers_alike_under_both(config_values: dict[str, Any], chatty: Path, tmp_path: Path) -> None:
-    suites = {
-        name: {**SUITE_SETTINGS, "contexts": [800], "question": ["decoded", "prompt"], "tasks": [task]}
-        for name, task in (("mini_recall", "mini_recall_multikey"), ("ruler_chat", "ruler_niah_single_1_chat"))
-    }
+    asked = {**SUITE_SETTINGS, "contexts": [800], "question": ["decoded", "prompt"]}
+    tasks = {"mini_recall": "mini_recall_multikey", "ruler_chat": "ruler_niah_single_1_chat"}
+    suites = {name: {**asked, "tasks": [task]} for name, task in tasks.items()}
     models = {"tiny": {"path": str(chatty)}}
     run = config(config_values, suites, models=models, dtype="float32", methods={"full": {}}, seed=0)
     for first, second in zip(*[iter(run.suites)] * 2, strict=True):

@@ -160,10 +160,9 @@ def test_programs_pass_fail_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None
     tests = [CodeTest("1 2", "3"), CodeTest("2 2", "4")]
     right = "a, b = map(int, input().split())\nprint(a + b)"
     assert run_tests(right, None, tests).passed
-    main = (
-        "from __future__ import annotations\nif __name__ == '__main__': print(reduce(add, map(int, input().split())))"
-    )
-    assert run_tests(main, None, tests).passed  # names that contest sites import by themselves
+    main = "if __name__ == '__main__': print(reduce(add, map(int, input().split())))"
+    # Names that contest sites import by themselves.
+    assert run_tests("from __future__ import annotations\n" + main, None, tests).passed
     for processors in (1, 16):  # one by one, and eight side by side
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, count=processors: range(count))
         verdict = run_tests("print(3)", None, [*tests, CodeTest("x", "3"), *tests])
@@ -179,9 +178,7 @@ def test_programs_pass_fail_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("contained")
 def test_functions_are_called_and_cannot_see_what_is_expected() -> None:
     tests = [CodeTest('[1, 2]\n"x"', '[1, 2, "x"]')]
-    source = (
-        "class Solution:\n    def join(self, a: List[int], b: str):\n        print('noise')\n        return (*a, b)"
-    )
+    source = "class Solution:\n  def join(self, a: List[int], b: str):\n    print('noise')\n    return (*a, b)"
     assert run_tests(source, "join", tests).passed
     assert run_tests("def join(a, b): return a + [b]", "join", tests).passed
     assert run_tests(source, "other", tests).cause == "failed"

@@ -56,9 +56,8 @@ def test_the_committed_evidence_is_read(path: str, kind: type[Record] | type[Spe
     assert {record.provenance.fingerprint for record in found} == {None}  # measured before there were any
     for row, record in zip(rows, found, strict=True):
         assert (row["label"], row.get("subject", record.method)) == (record.variant, record.method)
-        assert (row["status"], row["context"], json.loads(row["params"])) == (
-            record.status, record.context, record.params,
-        )  # fmt: skip
+        stored = (row["status"], row["context"], json.loads(row["params"]))
+        assert stored == (record.status, record.context, record.params)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +85,7 @@ def test_a_time_is_there_exactly_where_the_status_is_ok(speed_fields: dict[str, 
      ("mini_recall_single", 1, "a", True), ("gone", 1, "b", False)],
 )  # fmt: skip
 def test_what_a_problem_is(make_record: Callable[..., Record], task: str, index: int, prompt: str, alike: bool) -> None:
+    """A text, where tasks read texts, or a prompt."""
     first = make_record(suite=task.rpartition("_")[0], task=task, sample_index=0, prompt_sha256="a" * 64)
     other = make_record(suite=task.rpartition("_")[0], task=task, sample_index=index, prompt_sha256=prompt * 64)
     assert (first.problem == other.problem) == alike

@@ -71,19 +71,11 @@ def test_states_lie_where_they_must(seed: int) -> None:
     """Full at no distance from itself, Quest exact below its first sparse output, a window of one where Quest is."""
     inputs = make_inputs(torch.device("cpu"), torch.float64, seed, 64, 8)
     prompt = Generator(inputs.decoder).prefill(inputs.requests())
-    built = {
-        label: get_method(name).from_budget(budget, CONFIG, **params)
-        for label, name, budget, params in (
-            ("quest", "quest", 64, {}),
-            ("one", "retro", 64, {"window": 1}),
-            ("three", "retro", 64, {"window": 3}),
-            ("whole", "retro", 512, {"window": 3}),
-        )
-    }
-    rows = {
-        (label, measure, layer, index): values
-        for label, measure, layer, index, values in retrospection.measured(inputs.decoder, prompt, inputs.fed, built)
-    }
+    built = {"quest": get_method("quest").from_budget(64, CONFIG)}
+    for label, budget, window in (("one", 64, 1), ("three", 64, 3), ("whole", 512, 3)):
+        built[label] = get_method("retro").from_budget(budget, CONFIG, window=window)
+    found = retrospection.measured(inputs.decoder, prompt, inputs.fed, built)
+    rows = {tuple(place): values for *place, values in found}
     for layer in range(CONFIG.num_layers):
         at = (layer, 0)
         assert float(rows[("whole", "output_final_error", *at)].max()) < 1e-5
@@ -105,9 +97,8 @@ def test_states_lie_where_they_must(seed: int) -> None:
 def test_the_table_has_a_row_a_measure_and_models_their_tasks(config_values: dict[str, Any], tmp_path: Path) -> None:
     spec = {"models": {"tiny": "mini_book_loss"}, "variants": ["quest", "retro"], "contexts": [512], "steps": 5}
     values = config_values | {"methods": {"full": {}, "quest": SPARSE, "retro": SPARSE}, "budgets": [64, 0.25]}
-    retrospection.measure_retrospection(
-        build_run_config(values | {"retrospection": spec}, "c"), "tiny", tmp_path / "tiny.parquet"
-    )
+    run = build_run_config(values | {"retrospection": spec}, "c")
+    retrospection.measure_retrospection(run, "tiny", tmp_path / "tiny.parquet")
     table = pd.read_parquet(tmp_path / "tiny.parquet")
     assert list(table.columns) == list(retrospection.COLUMNS) and set(table["budget"]) == {"64", "0.25"}
     assert set(table["n"]) == {retrospection.SAMPLES} and (table["low"] <= table["value"] + 1e-6).all()

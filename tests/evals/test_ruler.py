@@ -64,10 +64,8 @@ def test_generated_rows_have_the_official_rows_shape(shared_data: Path, tokenize
 
     assert shape(sample.prompt + sample.forced) == shape(json.loads(first)["input"])
     # Version 4 and its variant show in every identifier, as in the official rows.
-    found = NEEDLE.findall(sample.prompt)
-    assert all(
-        re.fullmatch(r".{8}-.{4}-4.{3}-[89ab].{3}-.{12}", text) for _, key, value in found for text in (key, value)
-    )
+    found = [text for _, *pair in NEEDLE.findall(sample.prompt) for text in pair]
+    assert all(re.fullmatch(r".{8}-.{4}-4.{3}-[89ab].{3}-.{12}", text) for text in found)
 
 
 @pytest.mark.parametrize("kind", NIAH_TASKS)
@@ -132,10 +130,8 @@ def test_a_chain_can_be_followed_to_all_its_variables(tokenizer: TextTokenizer, 
 def test_the_common_words_are_the_repeated_ones(folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
     for context, times, others in ((2000, 6, 1), (4096, 30, 3)):
         for sample in Ruler("cwe", {"ruler": folder}).samples(context, 2, seed, tokenizer):
-            listed = sample.prompt.rpartition("Memorize the ones that appear most often.\n")[2].partition("\nQuestion")[
-                0
-            ]
-            counts = Counter(re.findall(r"\d+\. (\w+)", listed))
+            listed = sample.prompt.rpartition("Memorize the ones that appear most often.\n")[2]
+            counts = Counter(re.findall(r"\d+\. (\w+)", listed.partition("\nQuestion")[0]))
             assert {word for word, count in counts.items() if count == times} == set(sample.meta)
             assert set(counts.values()) == {times, others} and len(sample.meta) == 10
 

@@ -79,9 +79,7 @@ def test_budgets_in_tokens_are_exact(value: float | int | None, context: int, to
         (put("instrument/full_min_by_task", {"mini_bok_write": 1}), "instrument.full_min_by_task", "'mini_book_write'"),
     ],
 )  # fmt: skip
-def test_bad_values_are_refused(
-    config_values: dict[str, Any], edit: Callable[[dict[str, Any]], None], key: str, says: str
-) -> None:
+def test_bad_values_are_refused(config_values: dict[str, Any], edit: Callable[..., None], key: str, says: str) -> None:
     values = copy.deepcopy(config_values)
     edit(values)
     with pytest.raises(ConfigError) as caught:

@@ -291,9 +291,8 @@ def test_an_ordinary_user_gets_the_same_protection() -> None:
     python = shutil.which("python3", path="/usr/bin:/bin")
     if os.geteuid() != 0 or python is None or shutil.which("setpriv") is None:
         pytest.skip("the tests ran as an ordinary user, or there is no system Python to run as one")
-    harms = "".join(
-        dedented(REFUSED[name]) for name in ("privileges", "mounts_and_namespaces", "its_own_limits", "parents")
-    )
+    names = ("privileges", "mounts_and_namespaces", "its_own_limits", "parents")
+    harms = "".join(dedented(REFUSED[name]) for name in names)
     script = f"""
 from longdecode.evals.sandbox import *
 try:

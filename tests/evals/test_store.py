@@ -39,10 +39,8 @@ CELL = QualityCell("full", "mini_longgen_45", 2048, FULL_BUDGET)
 @pytest.fixture
 def records(make_record: Maker) -> list[Record]:
     texts = ["plain", "two\nlines", "\x85\u2028 odd breaks", None]
-    return [
-        make_record(sample_index=i, score=i / 3, parts=[0.0, 1 / 3], output_text=text, output_ids=[i, 255])
-        for i, text in enumerate(texts)
-    ]
+    own = [{"sample_index": i, "score": i / 3, "output_text": text} for i, text in enumerate(texts)]
+    return [make_record(parts=[0.0, 1 / 3], output_ids=[i, 255], **fields) for i, fields in enumerate(own)]
 
 
 def store(path: Path, *, today: Fingerprint | None = TODAY, samples: int = 8) -> Store[QualityCell, Record]:
@@ -142,6 +140,7 @@ def damages(raw: bytes, rng: random.Random) -> dict[str, bytes]:
 
 
 def test_a_damaged_journal_gives_whole_records_alone(tmp_path: Path, records: list[Record], seed: int) -> None:
+    """The rest is taken anew."""
     output = tmp_path / "r.parquet"
     write(output, records)
     journal = journal_path(output)
@@ -215,6 +214,7 @@ def test_two_processes_cannot_fill_one_output(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_keeps_the_old(tmp_path: Path, records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old file stays, and no other is left."""
     path = tmp_path / "r.parquet"
     write_records(path, records, Record)
 
@@ -253,10 +253,8 @@ def test_no_damage_to_a_file_is_read_as_other_records(tmp_path: Path, records: l
     write_records(path, records, Record)
     whole, table = path.read_bytes(), pq.read_table(path)
     generator = random.Random(seed)
-    damaged = [
-        whole[:at] + bytes([whole[at] ^ 1 << generator.randrange(8)]) + whole[at + 1 :]
-        for at in generator.sample(range(len(whole)), 60)
-    ]
+    flips = [(at, 1 << generator.randrange(8)) for at in generator.sample(range(len(whole)), 60)]
+    damaged = [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :] for at, bit in flips]
     damaged += [whole[:cut] for cut in (0, 3, len(whole) // 2, len(whole) - 1)]
     refused = 0
     for content in damaged:

@@ -18,11 +18,8 @@ from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks, 
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 BYTES = load_tokenizer(WEIGHTS)
-GENERATED = [
-    name
-    for name in task_names()
-    if name.startswith("mini_") and name != "mini_book_pg19" and not name.endswith(("_decoded", "_prompt"))
-]
+OTHERS = ("_decoded", "_prompt", "_pg19")
+GENERATED = [name for name in task_names() if name.startswith("mini_") and not name.endswith(OTHERS)]
 LONGGEN = [*suite_tasks("mini_longgen"), *suite_tasks("mini_longgen_long")]
 CONTEXT = 3072
 
@@ -31,11 +28,8 @@ def answers(sample: Sample) -> list[str]:
     """The items a reader of the prompt would give, found by regular expressions alone."""
     asked = (sample.prompt + sample.forced).rpartition("? ")[2].split()
     values = dict(re.findall(r"\[([a-z]{4})=(\d{4})\]", sample.prompt))
-    pointers = dict(re.findall(r"\[([a-z]{4})>([a-z]{4})\]", sample.prompt))
-    return [
-        f"{key}{pointers[key[:-1]]}={values[pointers[key[:-1]]]}" if key.endswith(">") else f"{key}={values[key]}"
-        for key in asked
-    ]
+    pointers = dict(re.findall(r"\[([a-z]{4}>)([a-z]{4})\]", sample.prompt))
+    return [f"{key}{pointers.get(key, '')}={values[pointers.get(key, key)]}" for key in asked]
 
 
 def steps(sample: Sample) -> list[str]:
@@ -142,10 +136,8 @@ def test_a_task_that_does_not_fit_is_unsupported(seed: int) -> None:
 
 def test_real_books_are_held_out_windows(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    books = {
-        name: "".join(rng.choices("abcdefg hij\n", k=size))
-        for name, size in (("12204", 900), ("860", 4000), ("1", 5000))
-    }
+    sizes = {"12204": 900, "860": 4000, "1": 5000}
+    books = {name: "".join(rng.choices("abcdefg hij\n", k=size)) for name, size in sizes.items()}
     (tmp_path / "test").mkdir()
     for name, text in books.items():
         (tmp_path / "test" / f"{name}.txt").write_text(text)
@@ -170,12 +162,8 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 def test_the_registry_knows_module_and_protocol_of_every_suite() -> None:
     known = {name: (entry["module"], entry.get("question")) for name, entry in registry._OWN.items()}
     rooms = {module for module, _ in known.values()}
-    declared = {
-        name: (module, suite.question)
-        for module in rooms
-        for name, suite in import_module(f"longdecode.evals.tasks.{module}").SUITES.items()
-    }
-    assert known == declared
+    suites = [(room, import_module(f"longdecode.evals.tasks.{room}").SUITES) for room in rooms]
+    assert known == {name: (room, suite.question) for room, own in suites for name, suite in own.items()}
     others = {path.stem for path in Path(registry.__file__).parent.glob("*.py")} - rooms - {"registry"}
     assert not [name for name in others if hasattr(import_module(f"longdecode.evals.tasks.{name}"), "SUITES")]
 

@@ -162,9 +162,8 @@ def test_small_jobs_give_the_records_of_large_ones(finished: Any, values: dict[s
     values["suites"]["mini_recall"]["contexts"] = [256, 320]
 
     def scores(paths: list[Path]) -> dict[Any, Any]:
-        return {
-            (r.variant, *r.key, r.index): (r.output_ids, r.score) for path in paths for r in read_records(path, Record)
-        }
+        records = [record for path in paths for record in read_records(path, Record)]
+        return {(r.variant, *r.key, r.index): (r.output_ids, r.score) for r in records}
 
     config, large = finished()
     together = scores(large)
@@ -192,6 +191,7 @@ def broken(tmp_path: Path, byte_checkpoint: Path) -> Path:
 
 
 def test_a_broken_model_harms_none(finished: Any, values: dict[str, Any], broken: Path, byte_checkpoint: Path) -> None:
+    """Other models beside a broken checkpoint are scored."""
     values["models"] = {"broken": {"path": str(broken)}, "sound": {"path": str(byte_checkpoint)}}
     config, records = finished()
     found = [record for path in records for record in read_records(path, Record)]

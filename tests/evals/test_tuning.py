@@ -44,12 +44,10 @@ def values(**more: Any) -> dict[str, Any]:
 
 
 def record(**chosen: dict[str, Any]) -> fairness.TuningRecord:
-    methods = {
-        name: fairness.Tuned(
-            fixed={}, chosen=knobs, trials=(fairness.Trial(setting=knobs, value=1.0, by_task={}),), seconds=1.0
-        )
-        for name, knobs in chosen.items()
-    }
+    methods = {}
+    for name, knobs in chosen.items():
+        trial = fairness.Trial(setting=knobs, value=1.0, by_task={})
+        methods[name] = fairness.Tuned(fixed={}, chosen=knobs, trials=(trial,), seconds=1.0)
     return fairness.TuningRecord(
         model="miniature", model_hash="m", revision="r", device="d", seed=9, budget=0.1, contexts=(512,), samples=1,
         settings=3, full={}, left_out=(), methods=methods, prompts=("p" * 64,),
@@ -149,6 +147,7 @@ def test_a_deep_model_s_layers_are_tried_over_the_whole_depth() -> None:
 
 
 def test_tuning_has_prompts_of_its_own(tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has one of them is refused."""
     monkeypatch.setattr(TuningSpec, "settings", 2)
     models = {"miniature": {"path": str(byte_checkpoint)}}
     config = build_run_config(values(methods={"full": {}, "h2o": {}}, models=models), "run.yaml")
@@ -205,9 +204,7 @@ def test_a_run_that_tunes_some_methods_only_is_refused(tmp_path: Path, chosen: A
 def test_values_of_one_model_are_refused_on_another(tmp_path: Path) -> None:
     found = record(tidal=TIDAL, streaming={"sinks": 16}).model_copy(update={"model": "another"})
     run = run_with(tmp_path / "t.json", found)
-    with pytest.raises(
-        ConfigError, match=r"tuning\.records\.miniature: holds what was tuned on another; .*allow_untuned"
-    ):
+    with pytest.raises(ConfigError, match=r"tuning\.records\.miniature: .* tuned on another; .*allow_untuned"):
         fairness.require_fair(run)
     same = fairness.read_tuning(SHIPPED).model_copy(update={"model": "another"})
     fairness.require_fair(run_with(tmp_path / "same.json", same))
@@ -220,9 +217,8 @@ def test_a_choice_that_no_trial_made_is_no_record(tmp_path: Path) -> None:
         (streaming.model_copy(update={"chosen": {"sinks": 1000}}), "is no best trial"),
         (streaming.model_copy(update={"trials": streaming.trials * 4}), r"16, over settings = 12"),
     ):
-        (tmp_path / "t.json").write_text(
-            good.model_copy(update={"methods": good.methods | {"streaming": wrong}}).model_dump_json()
-        )
+        made = good.model_copy(update={"methods": good.methods | {"streaming": wrong}})
+        (tmp_path / "t.json").write_text(made.model_dump_json())
         with pytest.raises(ConfigError, match=says):
             fairness.read_tuning(tmp_path / "t.json")
 
@@ -252,9 +248,8 @@ def test_a_variant_is_judged_where_it_runs_and_stands_beside_others() -> None:
     by_model = {"tidal": {"by_model": {"other": {"reselect_layer": 4}}}, "streaming": {"models": ["miniature"]}}
     for models, own in (({"miniature": weights}, {"streaming": {}, "tidal": {}, "part": part}),
                         ({"miniature": weights, "other": weights}, by_model)):  # fmt: skip
-        fairness.require_fair(
-            build_run_config(values(models=models, methods={"full": {}} | own, tuning=None), "run.yaml")
-        )
+        more = {"models": models, "methods": {"full": {}} | own, "tuning": None}
+        fairness.require_fair(build_run_config(values(**more), "run.yaml"))
 
 
 @pytest.mark.parametrize(

@@ -309,9 +309,7 @@ def run(
         yield campaign.kills_of_the_tree(tree_kills, tree_seconds)
 
 
-def main(
-    minutes: float = 30.0, size: float = 1.0, kills: int | None = None, tree_kills: int = 30, seed: int = 0
-) -> None:
+def main(minutes: float = 30, size: float = 1.0, kills: int | None = None, tree_kills: int = 30, seed: int = 0) -> None:
     """Run the campaign and print its table: minutes for kills of the tree, a share of the full counts of the rest."""
     seed = seed or int(datetime.date.today().strftime("%Y%m%d"))
     began = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from kernel_inputs import CPU, DEVICE, HALF_AND_SINGLE, NAN, captured, close, normed, rotated, rotation
 from longdecode.kernels.page_minmax import PageBounds, build_page_minmax
@@ -28,7 +28,7 @@ BY_PATH = pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 256), (3, 15), (16, 1, 1000)], ids=str)
 @pytest.mark.parametrize("path", ["naive", "triton"])
-def test_add_rms_norm(rng: torch.Generator, path: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_add_rms_norm(rng: Generator, path: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """The residual a view of a wider buffer; with a delta and without."""
     delta, wide = (torch.randn(*shape[:-1], shape[-1] + 5, generator=rng).to(dtype) for _ in range(2))
     delta, residual, weight = delta[..., 5:], wide[..., :-5], torch.randn(shape[-1], generator=rng).to(dtype)
@@ -50,7 +50,7 @@ def test_add_rms_norm_refuses_what_does_not_fit(delta: Tensor | None, weight: Te
 
 
 def token(
-    rng: torch.Generator, batch: int, heads: int, kv: int, dim: int, dtype: torch.dtype, rows: int = 1
+    rng: Generator, batch: int, heads: int, kv: int, dim: int, dtype: torch.dtype, rows: int = 1
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """``(q, k, v, cos, sin)`` of a block as the engine has them, views of one projection; and the angles."""
     fused = torch.randn(batch, rows, heads + 2 * kv, dim, generator=rng).to(dtype)
@@ -68,9 +68,7 @@ def caches(batch: int, kv: int, size: int, dim: int, dtype: torch.dtype) -> tupl
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize(("heads", "kv", "dim"), [(4, 1, 128), (9, 3, 20), (2, 2, 32)])
-def test_rope_append(
-    rng: torch.Generator, heads: int, kv: int, dim: int, norm: bool, dtype: torch.dtype, path: str
-) -> None:
+def test_rope_append(rng: Generator, heads: int, kv: int, dim: int, norm: bool, dtype: torch.dtype, path: str) -> None:
     """Ragged slots, one of them past the end, which stores nothing; nothing but the slots is written."""
     op, where = PATHS[path]
     (q, k, v, cos, sin), turns = token(rng, 3, heads, kv, dim, dtype)
@@ -91,7 +89,7 @@ def test_rope_append(
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "normed"])
-def test_rounds_as_the_separate_ops(rng: torch.Generator, norm: bool) -> None:
+def test_rounds_as_the_separate_ops(rng: Generator, norm: bool) -> None:
     """In float16, which Triton's interpreter rounds rightly: a bit moves where a float32 sum was near a tie, no more.
 
     On a device products are fused, which may move more of them, by a bit each.
@@ -123,7 +121,7 @@ def test_rounds_as_the_separate_ops(rng: torch.Generator, norm: bool) -> None:
 @BY_PATH
 @pytest.mark.parametrize("per_head", [False, True], ids=["row", "head"])
 @pytest.mark.parametrize(("rows", "dtype"), [(2, torch.float32), (3, torch.bfloat16), (41, torch.float16)], ids=str)
-def test_a_block_of_tokens(rng: torch.Generator, rows: int, dtype: torch.dtype, per_head: bool, path: str) -> None:
+def test_a_block_of_tokens(rng: Generator, rows: int, dtype: torch.dtype, per_head: bool, path: str) -> None:
     """Slots in any order, other ones for each KV head, some tokens without a slot and one row without any."""
     op, where = PATHS[path]
     inputs, turns = token(rng, 2, 4, 2, 32, dtype, rows)
@@ -147,7 +145,7 @@ def test_a_block_of_tokens(rng: torch.Generator, rows: int, dtype: torch.dtype, 
 @pytest.mark.parametrize(
     ("page", "rows", "times"), [(4, 1, 8), (3, 1, 7), (1, 1, 3), (4, 3, 2), (3, 8, 2), (16, 21, 2)]
 )
-def test_bounds_follow_the_stored_keys(rng: torch.Generator, page: int, rows: int, times: int, path: str) -> None:
+def test_bounds_follow_the_stored_keys(rng: Generator, page: int, rows: int, times: int, path: str) -> None:
     """Token after token and block after block: an empty row, one that holds five, one that stands still.
 
     Bounds are those of what is stored, other pages stay untouched.
@@ -172,7 +170,7 @@ def test_bounds_follow_the_stored_keys(rng: torch.Generator, page: int, rows: in
         slots[2] = -1 if rows > 1 else size
 
 
-def test_one_row_of_angles_serves_all_and_meta_runs(rng: torch.Generator) -> None:
+def test_one_row_of_angles_serves_all_and_meta_runs(rng: Generator) -> None:
     (q, k, v, cos, sin), turns = token(rng, 1, 2, 1, 32, torch.float32)
     q, k, v = (x.repeat(3, 1, 1, 1) for x in (q, k, v))
     k_cache, v_cache = (x.to(DEVICE) for x in caches(3, 1, 4, 32, torch.float32))
@@ -182,7 +180,7 @@ def test_one_row_of_angles_serves_all_and_meta_runs(rng: torch.Generator) -> Non
     assert rope_append(*(x.to("meta") for x in (q, k, v, cos, sin, k_cache, v_cache, slots))).shape == q.shape
 
 
-def test_rope_append_refuses_what_does_not_fit(rng: torch.Generator) -> None:
+def test_rope_append_refuses_what_does_not_fit(rng: Generator) -> None:
     inputs, _ = token(rng, 2, 2, 1, 32, torch.float32, 3)
     cache, slots = torch.zeros(2, 1, 9, 32), torch.zeros(2, 3, dtype=torch.int64)
     bounds = PageBounds(cache, cache)
@@ -199,7 +197,7 @@ def test_rope_append_refuses_what_does_not_fit(rng: torch.Generator) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("pdl", [False, True], ids=["plain", "pdl"])
-def test_replays_in_a_graph(rng: torch.Generator, pdl: bool) -> None:
+def test_replays_in_a_graph(rng: Generator, pdl: bool) -> None:
     """One capture, then a token after another: slots and keys are read at each replay."""
     device = torch.device("cuda")
     inputs = [x.to(device) for x in token(rng, 4, 32, 8, 128, torch.bfloat16)[0]]

@@ -154,9 +154,8 @@ def test_rows_see_the_prefix_and_their_own_part_of_the_block() -> None:
     x = op.draw()
     visible = whole_mask(size)
     assert visible.shape == (41, 512) and visible[:, :471].all() and visible[:, 471:].equal(mask)
-    want = F.scaled_dot_product_attention(
-        x["q"].double(), x["k"].double(), x["v"].double(), attn_mask=visible, enable_gqa=True
-    )
+    wide = (x[name].double() for name in "qkv")
+    want = F.scaled_dot_product_attention(*wide, attn_mask=visible, enable_gqa=True)
     torch.testing.assert_close(op.ours(x).double(), want, atol=1e-5, rtol=1e-5)
 
 

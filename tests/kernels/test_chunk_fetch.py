@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from kernel_inputs import DEVICE, NAN, captured, new_queue, whole
 from longdecode.kernels.block_residency import BlockQueue
@@ -28,9 +28,7 @@ def new_residents(slots: int, chunks: int) -> ChunkResidents:
 
 @pytest.mark.parametrize("claim", [claim_naive.claim_chunks, claim_chunks_gpu], ids=["naive", "triton"])
 @pytest.mark.parametrize(("slots", "chunks"), [(1, 5), (6, 40), (37, 200), (130, 300)])
-def test_listed_chunks_stay_in_their_slots(
-    rng: torch.Generator, claim: Callable[..., None], slots: int, chunks: int
-) -> None:
+def test_listed_chunks_stay_in_their_slots(rng: Generator, claim: Callable[..., None], slots: int, chunks: int) -> None:
     """Steps of random lists, ragged from row to row; junk past the counts, strided lists, another order each step."""
     residents, lists = new_residents(slots, chunks), BATCH * HEADS
     counts = torch.tensor([slots, max(1, slots // 2), 0])[:, None].expand(BATCH, HEADS)
@@ -57,9 +55,8 @@ def test_listed_chunks_stay_in_their_slots(
         claim(indices.to(DEVICE), counts.to(DEVICE), residents, queue, out)
         assert residents.held[..., :slots].flatten(0, 1).tolist() == held
         for i, row in enumerate(residents.slot_of[..., :chunks].flatten(0, 1).tolist()):
-            assert {chunk: slot for chunk, slot in enumerate(row) if slot >= 0} == {
-                chunk: slot for slot, chunk in enumerate(held[i]) if chunk >= 0
-            }
+            wanted = {chunk: slot for slot, chunk in enumerate(held[i]) if chunk >= 0}
+            assert {chunk: slot for chunk, slot in enumerate(row) if slot >= 0} == wanted
         many = int(queue.count)
         entries = zip(queue.sources[:many].tolist(), queue.targets[:many].tolist(), strict=True)
         assert set(entries) == want_queue and many == len(want_queue)
@@ -82,7 +79,7 @@ def test_refuses_lists_without_room() -> None:
             claim(lists[..., :4], counts, residents, queue, lists.new_zeros(BATCH, HEADS, 3))
 
 
-def new_prompt(rng: torch.Generator, tokens: int, chunk: int, rank: int, dim: int, dtype: torch.dtype) -> LowRankPrompt:
+def new_prompt(rng: Generator, tokens: int, chunk: int, rank: int, dim: int, dtype: torch.dtype) -> LowRankPrompt:
     """A prompt whose factors and values have room for more rows than are used."""
 
     def some(*shape: int) -> Tensor:
@@ -101,9 +98,7 @@ DTYPES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("chunk", "rank", "dim", "slots"), SIZES)
-def test_chunks_are_rebuilt(
-    rng: torch.Generator, chunk: int, rank: int, dim: int, slots: int, dtype: torch.dtype
-) -> None:
+def test_chunks_are_rebuilt(rng: Generator, chunk: int, rank: int, dim: int, slots: int, dtype: torch.dtype) -> None:
     """Against products and complex rotations in float64; slots are part of a larger buffer; no chunk, some, many."""
     chunks = 11
     prompt = new_prompt(rng, chunks * chunk + chunk // 2, chunk, rank, dim, dtype)
@@ -119,9 +114,8 @@ def test_chunks_are_rebuilt(
         order = torch.randperm(lists * slots, generator=rng)[: count + 1]
         at = order // slots
         queue = BlockQueue((at * chunks + sources[order]).to(DEVICE), order.to(DEVICE), whole([count]))
-        before = [
-            torch.randn(BATCH, HEADS, slots * chunk + 9, dim, generator=rng).to(dtype).to(DEVICE) for _ in range(2)
-        ]
+        shape = (BATCH, HEADS, slots * chunk + 9, dim)
+        before = [torch.randn(shape, generator=rng).to(dtype).to(DEVICE) for _ in range(2)]
         for fetch in paths:
             k, v = (tensor.clone() for tensor in before)
             fetch(prompt, k[:, :, : slots * chunk], v[:, :, : slots * chunk], queue)
@@ -141,7 +135,7 @@ def test_chunks_are_rebuilt(
             torch.testing.assert_close(k, want_k, atol=DTYPES[dtype], rtol=DTYPES[dtype])
 
 
-def test_refuses_what_does_not_fit(rng: torch.Generator) -> None:
+def test_refuses_what_does_not_fit(rng: Generator) -> None:
     prompt, queue = new_prompt(rng, 40, 8, 5, 16, torch.float32), new_queue(4)
     k = torch.zeros(BATCH, HEADS, 24, 16, device=DEVICE)
     for fetch in (fetch_naive.fetch_chunks, fetch_chunks_gpu):
@@ -159,7 +153,7 @@ def test_refuses_what_does_not_fit(rng: torch.Generator) -> None:
 
 
 @pytest.mark.gpu
-def test_fetches_from_pinned_memory_in_a_graph(rng: torch.Generator) -> None:
+def test_fetches_from_pinned_memory_in_a_graph(rng: Generator) -> None:
     """Values by unified addresses, replayed with another queue, at the shape of NOSA-8B."""
     prompt = new_prompt(rng, 4096, 8, 40, 128, torch.bfloat16)
     far = replace(prompt, values=prompt.values.cpu().pin_memory())
@@ -176,7 +170,7 @@ def test_fetches_from_pinned_memory_in_a_graph(rng: torch.Generator) -> None:
     torch.testing.assert_close(slots[0], slots[2], atol=2e-2, rtol=2e-2)
 
 
-def test_a_short_prompt_is_not_read_past_its_end(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_prompt_is_not_read_past_its_end(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is queued, but where the host does not know that, every entry is worked on: as on a CUDA device."""
     monkeypatch.setattr(fetch_naive, "on_host", lambda tensor: False)
     prompt = new_prompt(rng, 3, 8, 4, 8, torch.float32)

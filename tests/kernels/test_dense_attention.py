@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 import kernel_inputs
 from longdecode.kernels.attention_weights import naive as weights_naive
@@ -70,7 +70,7 @@ def check_dense(
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("path", ["naive", "entrance"])
 def test_rows_read_what_they_may(
-    rng: torch.Generator, path: str, shape: tuple[int, ...], dtype: torch.dtype, per_head: bool, masked: bool
+    rng: Generator, path: str, shape: tuple[int, ...], dtype: torch.dtype, per_head: bool, masked: bool
 ) -> None:
     """Causal at the default scale, trees at another; a head may hold nothing, or no more than the block."""
     rows = shape[-1]
@@ -102,7 +102,7 @@ TRITON = [
 
 @pytest.mark.parametrize(("number", "shape", "dtype", "launch"), [(n, *case) for n, case in enumerate(TRITON)], ids=str)
 def test_rows_in_triton(
-    rng: torch.Generator, number: int, shape: tuple[int, ...], dtype: torch.dtype, launch: DecodeLaunch | None
+    rng: Generator, number: int, shape: tuple[int, ...], dtype: torch.dtype, launch: DecodeLaunch | None
 ) -> None:
     """With a tree, lengths by head, of which one is smaller than the block; the rule's choices in turn."""
     rows = shape[-1]
@@ -113,7 +113,7 @@ def test_rows_in_triton(
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_launches_leave_no_trace_for_the_next(rng: torch.Generator, fused: bool) -> None:
+def test_launches_leave_no_trace_for_the_next(rng: Generator, fused: bool) -> None:
     """Counters are zero again after each launch, whatever the number of lists and parts of the one before."""
     for splits in (3, 2):
         cache, launch = kernel_inputs.ragged(rng, 2, 2, 1, 16, 70), DecodeLaunch(16, 16, 4, 2, splits, fused)
@@ -124,14 +124,14 @@ def test_launches_leave_no_trace_for_the_next(rng: torch.Generator, fused: bool)
 
 
 @BY_PATH
-def test_any_strides(rng: torch.Generator, path: str) -> None:
+def test_any_strides(rng: Generator, path: str) -> None:
     q, k, v, lengths = kernel_inputs.ragged(rng, 2, 2, 2, 32, 40)
     apart = q.transpose(1, 2).contiguous().transpose(1, 2), k.transpose(2, 3).contiguous().transpose(2, 3)
     check_dense(path, (*apart, v.transpose(1, 2).contiguous().transpose(1, 2), lengths))
 
 
 @BY_PATH
-def test_a_nan_within_the_length_reaches_the_output(rng: torch.Generator, path: str) -> None:
+def test_a_nan_within_the_length_reaches_the_output(rng: Generator, path: str) -> None:
     op, where = PATHS[path]
     q, k, v, lengths = kernel_inputs.ragged(rng, 2, 1, 2, 32, 20, fewest=20)
     k[0, 0, 3] = kernel_inputs.NAN
@@ -141,7 +141,7 @@ def test_a_nan_within_the_length_reaches_the_output(rng: torch.Generator, path: 
 
 @pytest.mark.parametrize("lengths", [[[9, 9], [9, 0]], [9, 0]], ids=["head", "row"])
 @BY_PATH
-def test_nothing_stored_gives_zeros(rng: torch.Generator, path: str, lengths: list[Any]) -> None:
+def test_nothing_stored_gives_zeros(rng: Generator, path: str, lengths: list[Any]) -> None:
     op, where = PATHS[path]
     q, k, v, _ = kernel_inputs.ragged(rng, 2, 2, 2, 32, 9, 3, fewest=9)
     held = torch.tensor(lengths)
@@ -150,7 +150,7 @@ def test_nothing_stored_gives_zeros(rng: torch.Generator, path: str, lengths: li
     assert out[1, 2:].eq(0).all() and lse[1, 2:].eq(-kernel_inputs.INFINITY).all() and out[0].isfinite().all()
 
 
-def test_what_cannot_be_meant_is_refused(rng: torch.Generator) -> None:
+def test_what_cannot_be_meant_is_refused(rng: Generator) -> None:
     q, k, v, lengths = kernel_inputs.ragged(rng, 1, 1, 2, 32, 9, 3)
     for op, _ in PATHS.values():
         for mask in (torch.ones(2, 2, dtype=torch.bool), torch.ones(3, 3)):
@@ -169,9 +169,7 @@ def test_what_cannot_be_meant_is_refused(rng: torch.Generator) -> None:
 @pytest.mark.parametrize(("per_head", "given"), [(False, True), (True, False)], ids=["row, lse", "head"])
 @pytest.mark.parametrize("shape", [*SHAPES[:3], (1, 2, 3, 32, 150, 8), (1, 1, 4, 48, 70, 41)], ids=str)
 @pytest.mark.parametrize("path", ["naive", "triton"])
-def test_weights(
-    rng: torch.Generator, path: str, shape: tuple[int, ...], per_head: bool, given: bool, group: str
-) -> None:
+def test_weights(rng: Generator, path: str, shape: tuple[int, ...], per_head: bool, given: bool, group: str) -> None:
     batch, kv, heads, dim, size, rows = shape
     q, k, v, lengths = kernel_inputs.ragged(rng, *shape, per_head=per_head, fewest=rows)
     mask = kernel_inputs.draft_tree(rng, rows) if per_head else None
@@ -197,7 +195,7 @@ def test_weights(
 @pytest.mark.parametrize("dtype", kernel_inputs.HALF_AND_SINGLE, ids=str)
 @pytest.mark.parametrize(("start", "rows", "spare"), [(0, 1, 0), (0, 15, 3), (7, 8, 2), (60, 3, 5), (200, 40, 0)])
 @pytest.mark.parametrize("group", [1, 2, 8])
-def test_prefill(rng: torch.Generator, start: int, rows: int, spare: int, group: int, dtype: torch.dtype) -> None:
+def test_prefill(rng: Generator, start: int, rows: int, spare: int, group: int, dtype: torch.dtype) -> None:
     q, k, v, _ = kernel_inputs.ragged(
         rng, 2, 2, group, 32, start + rows + spare, rows, dtype=dtype, fewest=start + rows + spare
     )
@@ -211,7 +209,7 @@ def test_prefill(rng: torch.Generator, start: int, rows: int, spare: int, group:
 
 @pytest.mark.parametrize("dtype", kernel_inputs.HALF_AND_SINGLE, ids=str)
 @pytest.mark.parametrize("cut", [0, 1, 15, 40])
-def test_merging_two_halves_equals_attention_over_both(rng: torch.Generator, cut: int, dtype: torch.dtype) -> None:
+def test_merging_two_halves_equals_attention_over_both(rng: Generator, cut: int, dtype: torch.dtype) -> None:
     q, k, v, _ = kernel_inputs.ragged(rng, 2, 2, 2, 32, 40, dtype=dtype, fewest=40, sharpness=1.0)
     parts = [decode_attention(q, k[:, :, part], v[:, :, part], torch.tensor([size] * 2))
              for part, size in ((slice(cut), cut), (slice(cut, 40), 40 - cut))]  # fmt: skip

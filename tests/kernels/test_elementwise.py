@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from kernel_inputs import DEVICE, HALF_AND_SINGLE, captured, close, normed, random_on_device, rotated, rotation
 from longdecode.kernels.linear import naive as silu_naive
@@ -30,7 +30,7 @@ BY_DTYPE = pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 @BY_DTYPE
 @pytest.mark.parametrize("shape", [(1,), (3, 15), (2, 1, 1000), (2, 3, 4, 64)], ids=str)
 @NORMS
-def test_rms_norm(rng: torch.Generator, norm: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_rms_norm(rng: Generator, norm: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, weight = ((scale * torch.randn(size, generator=rng)).to(dtype) for scale, size in ((3, shape), (1, shape[-1:])))
     got = norm(x.to(DEVICE), weight.to(DEVICE), 1e-2)
     assert got.dtype == dtype and got.shape == x.shape
@@ -38,7 +38,7 @@ def test_rms_norm(rng: torch.Generator, norm: Any, shape: tuple[int, ...], dtype
 
 
 @NORMS
-def test_rms_norm_reads_the_heads_of_a_fused_projection(rng: torch.Generator, norm: Any) -> None:
+def test_rms_norm_reads_the_heads_of_a_fused_projection(rng: Generator, norm: Any) -> None:
     fused, weight = torch.randn(2, 3, 7, 32, generator=rng), torch.randn(32, generator=rng)
     got = norm(fused.to(DEVICE)[:, :, 2:6], weight.to(DEVICE), 1e-5)
     close(got, normed(fused[:, :, 2:6], weight, 1e-5), TOLERANCE[torch.float32])
@@ -47,9 +47,7 @@ def test_rms_norm_reads_the_heads_of_a_fused_projection(rng: torch.Generator, no
 @BY_DTYPE
 @pytest.mark.parametrize(("heads", "kv_heads", "tokens", "dim"), [(1, 1, 1, 32), (9, 3, 1, 128), (6, 2, 5, 20)])
 @pytest.mark.parametrize("rope", [apply_rope, apply_rope_gpu])
-def test_rope(
-    rng: torch.Generator, rope: Any, heads: int, kv_heads: int, tokens: int, dim: int, dtype: torch.dtype
-) -> None:
+def test_rope(rng: Generator, rope: Any, heads: int, kv_heads: int, tokens: int, dim: int, dtype: torch.dtype) -> None:
     """Queries and keys are views of one projection, as in the engine; the angles of one row may serve all."""
     fused = torch.randn(2, tokens, heads + kv_heads, dim, generator=rng).to(dtype)
     for rows in (2, 1):
@@ -60,7 +58,7 @@ def test_rope(
             close(got, rotated(x.cpu(), turns), TOLERANCE[dtype])
 
 
-def test_rotating_one_tensor(rng: torch.Generator) -> None:
+def test_rotating_one_tensor(rng: Generator) -> None:
     x = torch.randn(2, 3, 4, 32, generator=rng)
     turns, cos, sin = rotation(rng, 2, 4, 32)
     close(rotate_gpu(*(t.to(DEVICE) for t in (x, cos, sin))), rotated(x, turns), TOLERANCE[torch.float32])
@@ -69,7 +67,7 @@ def test_rotating_one_tensor(rng: torch.Generator) -> None:
 @BY_DTYPE
 @pytest.mark.parametrize("width", [1, 15, 1100])
 @pytest.mark.parametrize("gate", [silu_mul, silu_mul_gpu])
-def test_silu_mul(rng: torch.Generator, gate: Any, width: int, dtype: torch.dtype) -> None:
+def test_silu_mul(rng: Generator, gate: Any, width: int, dtype: torch.dtype) -> None:
     x = (2 * torch.randn(2, 3, 2 * width, generator=rng)).to(dtype)
     got = gate(x.to(DEVICE))
     assert got.dtype == dtype and got.shape == (2, 3, width)

@@ -26,11 +26,10 @@ def test_the_lowest_free_score_is_the_victim(
     batch, kv, group, dim, size = shape
     q, k, v, lengths = ragged(rng, *shape, per_head=not latest, fewest=2)
     lengths = lengths.view(batch, -1).expand(batch, kv).contiguous()
-    positions = torch.stack([
-        torch.stack([torch.randperm(900, generator=rng)[:size] for _ in range(1 if latest else kv)]).expand(kv, size)
-        for _ in range(batch)
-    ])  # fmt: skip
-    newest = (torch.rand(batch, 1 if latest else kv, generator=rng) * lengths[:, : 1 if latest else kv]).long()
+    own = 1 if latest else kv  # lists of positions
+    drawn = torch.stack([torch.randperm(900, generator=rng)[:size] for _ in range(batch * own)])
+    positions = drawn.view(batch, own, size).expand(batch, kv, size)
+    newest = (torch.rand(batch, own, generator=rng) * lengths[:, :own]).long()
     newest = newest.expand(batch, kv).contiguous()
     position, protected = torch.full((batch,), 1000), torch.full((batch,), 700)
     scores = torch.rand(batch, kv, size, generator=rng)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from triton.runtime import interpreter
 
 from kernel_inputs import DEVICE, Cache, check_sparse, on_device, poison_past, ragged, same
@@ -24,14 +24,14 @@ def check(
 ) -> None:  # fmt: skip
     """Outputs, tokens read, scores and what is left untouched of one call; ``how`` is ``"naive"`` or a launch."""
     blocks = -(-cache[1].shape[2] // block)
-    order = torch.Generator().manual_seed(int(cache[3].sum()))
+    order = Generator().manual_seed(int(cache[3].sum()))
     indices = torch.rand(*counts.shape, blocks, generator=order).argsort(-1)
     op: Any = naive.sparse_decode_attention if how == "naive" else partial(sparse_decode_attention_gpu, launch=how)
     scored: dict[str, Any] = {"score_rows": rows, "score_block": score_block}
     check_sparse(op, cache, indices, counts, block, bias=bias, scale=0.3, **scored)
 
 
-def mixed(rng: torch.Generator, batch: int, lists: int, blocks: int) -> Tensor:
+def mixed(rng: Generator, batch: int, lists: int, blocks: int) -> Tensor:
     """Counts of everything, of nothing and between, at least one of each kind where there are three lists."""
     counts = torch.randint(0, blocks + 1, (batch, lists), generator=rng)
     return torch.where(torch.rand(batch, lists, generator=rng) < 0.5, EVERYTHING, counts)
@@ -50,7 +50,7 @@ PATHS = [
 
 @pytest.mark.parametrize(("path", "dtype"), PATHS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_scores_and_outputs(rng: torch.Generator, shape: tuple, path: str, dtype: torch.dtype) -> None:
+def test_scores_and_outputs(rng: Generator, shape: tuple, path: str, dtype: torch.dtype) -> None:
     """Half of the lists read everything; of all, every other has a row of scores, in reverse order."""
     batch, kv, group, dim, size, block, score_block, own = shape
     lists = kv * group if own else kv
@@ -77,7 +77,7 @@ LAUNCHES = [
 
 @pytest.mark.parametrize("score_block", [1, 32, 128])
 @pytest.mark.parametrize("how", LAUNCHES, ids=str)
-def test_every_launch_leaves_the_same_scores(rng: torch.Generator, how: SparseLaunch, score_block: int) -> None:
+def test_every_launch_leaves_the_same_scores(rng: Generator, how: SparseLaunch, score_block: int) -> None:
     cache = ragged(rng, 2, 3, 2, 16, 120, fewest=57)
     counts = torch.tensor([[EVERYTHING, 3, EVERYTHING], [2, EVERYTHING, EVERYTHING]])
     if score_block > how.tokens and not how.balanced:
@@ -88,13 +88,13 @@ def test_every_launch_leaves_the_same_scores(rng: torch.Generator, how: SparseLa
 
 
 @pytest.mark.parametrize("path", ["naive", "gpu"])
-def test_a_bias_takes_no_part_in_scores(rng: torch.Generator, path: str) -> None:
+def test_a_bias_takes_no_part_in_scores(rng: Generator, path: str) -> None:
     cache = ragged(rng, 2, 2, 2, 16, 90)
     bias = torch.randn(2, 2, 90, generator=rng)
     check(cache, torch.full((2, 2), EVERYTHING), [0, 1], 16, 16, "naive" if path == "naive" else None, bias)
 
 
-def test_refuses_scores_that_do_not_fit(rng: torch.Generator) -> None:
+def test_refuses_scores_that_do_not_fit(rng: Generator) -> None:
     q, k, v, kv_lengths = ragged(rng, 1, 2, 2, 16, 40)
     lists = torch.zeros(1, 2, 1, dtype=torch.int64), torch.full((1, 2), EVERYTHING)
     rows, scores, gpu = torch.tensor([0, 1]), torch.zeros(1, 2, 40), sparse_decode_attention_gpu
@@ -121,9 +121,7 @@ Case = tuple[Cache, Tensor, Tensor]
 """A ragged cache, lists of blocks and their counts."""
 
 
-def case(
-    rng: torch.Generator, counts: list[list[int]], lengths: list[int], group: int, dim: int, dtype: torch.dtype
-) -> Case:
+def case(rng: Generator, counts: list[list[int]], lengths: list[int], group: int, dim: int, dtype: torch.dtype) -> Case:
     """Sharp queries over a ragged cache, with lists of 16 tokens a block in random order."""
     size, batch, lists = max(lengths), len(counts), len(counts[0])
     q, k, v, _ = ragged(rng, batch, lists, group, dim, size, dtype=dtype, fewest=size)
@@ -169,19 +167,19 @@ GROUPED = [
 
 
 @pytest.mark.parametrize(("launch", "scored", "lists"), GROUPED, ids=lambda given: str(given)[:40])
-def test_lists_of_many_and_of_few_parts(rng: torch.Generator, launch: SparseLaunch, scored: bool, lists: Lists) -> None:
+def test_lists_of_many_and_of_few_parts(rng: Generator, launch: SparseLaunch, scored: bool, lists: Lists) -> None:
     check_merged(case(rng, *lists, 2, 16, torch.float32), launch, scored)
 
 
 @pytest.mark.parametrize("splits", [16, 17, 18, 32, 33])
-def test_one_list_of_any_number_of_parts(rng: torch.Generator, splits: int) -> None:
+def test_one_list_of_any_number_of_parts(rng: Generator, splits: int) -> None:
     """Around whole groups: the last group holds all, one or two parts."""
     launch = SparseLaunch(16, 16, 4, 2, splits, balanced=True, merge_group=16)
     check_merged(case(rng, *ALONE, 3, 32, torch.float16), launch)
 
 
 @pytest.mark.parametrize(("group", "dim"), [(20, 16), (33, 200)])
-def test_more_rows_than_a_merge_holds(rng: torch.Generator, group: int, dim: int) -> None:
+def test_more_rows_than_a_merge_holds(rng: Generator, group: int, dim: int) -> None:
     """Query heads of a list in several row tiles, and tiles of more rows than one step of the merge loads."""
     one = case(rng, [[EVERYTHING, 4]], [200], group, dim, torch.float32)
     launch = SparseLaunch(16, 16, 4, 2, 14, balanced=True, merge_group=8)
@@ -190,7 +188,7 @@ def test_more_rows_than_a_merge_holds(rng: torch.Generator, group: int, dim: int
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the order of programs is chosen in the interpreter")
-def test_results_do_not_hang_on_who_comes_last(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_hang_on_who_comes_last(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that run in reverse or shuffled leave the same bits."""
     one = case(rng, *FEW, 2, 16, torch.float32)
     launch = SparseLaunch(16, 16, 4, 2, 30, balanced=True, merge_group=5)
@@ -204,7 +202,7 @@ def test_results_do_not_hang_on_who_comes_last(rng: torch.Generator, monkeypatch
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="programs arrive in any order on a GPU alone")
-def test_two_runs_give_the_same_bits(rng: torch.Generator) -> None:
+def test_two_runs_give_the_same_bits(rng: Generator) -> None:
     one = case(rng, *MANY, 4, 128, torch.bfloat16)
     launch = SparseLaunch(16, 16, 4, 2, 200, balanced=True, merge_group=16)
     want = run(one, launch, True)
@@ -212,7 +210,7 @@ def test_two_runs_give_the_same_bits(rng: torch.Generator) -> None:
         same(run(one, launch, True), want)
 
 
-def test_groups_need_counters_and_two_parts(rng: torch.Generator) -> None:
+def test_groups_need_counters_and_two_parts(rng: Generator) -> None:
     one = case(rng, *ALONE, 1, 16, torch.float32)
     with pytest.raises(ValueError, match=f"{COUNTERS} arrival counters, {COUNTERS + 1} are needed"):
         run(one, SparseLaunch(16, 16, 4, 2, COUNTERS - 1, balanced=True))

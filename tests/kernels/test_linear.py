@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_inputs import CPU, DEVICE, captured, close, random_on_device
@@ -34,7 +34,7 @@ LAUNCHES = {
 SHAPES = [(1, 96, 256), (3, 37, 100), (16, 16, 300), (1, 1, 17)]
 
 
-def inputs(rng: torch.Generator, rows: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(rng: Generator, rows: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of a wider buffer ``[rows, 1, K]``, a weight that keeps outputs near one, a bias."""
     x = torch.randn(rows, 1, k + 3, generator=rng).to(dtype)[..., 3:]
     return x, (k**-0.5 * torch.randn(n, k, generator=rng)).to(dtype), torch.randn(n, generator=rng).to(dtype)
@@ -60,7 +60,7 @@ PROJECTIONS = [
 
 
 @pytest.mark.parametrize(("name", "shape", "dtype"), PROJECTIONS, ids=str)
-def test_projections(rng: torch.Generator, name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_projections(rng: Generator, name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Odd sizes, a row of weight that does not start at a vector's edge, bias and none, plain and gated."""
     launch = LAUNCHES.get(name)
     x, weight, bias = inputs(rng, *shape, dtype)
@@ -79,7 +79,7 @@ def test_projections(rng: torch.Generator, name: str, shape: tuple[int, int, int
 
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
-def test_any_strides(rng: torch.Generator, launch: Launch) -> None:
+def test_any_strides(rng: Generator, launch: Launch) -> None:
     """The weight a column-major view of a larger buffer, the input a transposed one without an axis of one token."""
     weight = torch.randn(70, 2 * 38, generator=rng)[:, ::2].T
     x = torch.randn(70, 3, generator=rng).T
@@ -90,7 +90,7 @@ def test_any_strides(rng: torch.Generator, launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
-def test_a_row_does_not_depend_on_its_neighbours(rng: torch.Generator, launch: Launch) -> None:
+def test_a_row_does_not_depend_on_its_neighbours(rng: Generator, launch: Launch) -> None:
     x, weight, _ = inputs(rng, 9, 20, 200, torch.float16)
     x, weight = x.to(DEVICE), weight.to(DEVICE)
     for op, how in ((linear_gpu, launch), (gated_linear_gpu, unsplit(launch))):
@@ -102,7 +102,7 @@ def test_a_row_does_not_depend_on_its_neighbours(rng: torch.Generator, launch: L
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9, MAX_ROWS, MAX_ROWS + 1, 2 * MAX_ROWS + 1, NARROW_ROWS + 1])
-def test_the_rule_by_shape(rng: torch.Generator, rows: int) -> None:
+def test_the_rule_by_shape(rng: Generator, rows: int) -> None:
     """Whatever the rule picks computes the projection; it leaves float32 and many rows to torch."""
     x, weight, bias = inputs(rng, rows, 18, 300, torch.float16)
     assert (choose_launch(18, 300, rows, torch.float16) is None) == (rows > 2 * MAX_ROWS)
@@ -129,9 +129,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("n", "bias", "gated"), [(5, False, False), (5, True, False), (6, False, True)])
-def test_torch_reads_the_weight_once_for_last_rows_of_a_block(
-    rng: torch.Generator, n: int, bias: bool, gated: bool
-) -> None:
+def test_torch_reads_the_weight_once_for_last_rows_of_a_block(rng: Generator, n: int, bias: bool, gated: bool) -> None:
     """Strided ``[B, 1, K]`` is one product, not one a row; with more rows than any launch takes."""
     block = torch.randn(99, 2, 16, generator=rng).to(DEVICE)
     weight, added = torch.randn(n, 16, generator=rng).to(DEVICE), torch.randn(n, generator=rng).to(DEVICE)
@@ -144,11 +142,10 @@ def test_torch_reads_the_weight_once_for_last_rows_of_a_block(
 
 
 @pytest.mark.parametrize("rows", [17, 40])
-def test_a_narrow_model_s_many_rows(rng: torch.Generator, rows: int) -> None:
+def test_a_narrow_model_s_many_rows(rng: Generator, rows: int) -> None:
     """The rule serves many outputs and many channels: plain, gated, shared out over programs."""
-    assert choose_launch(1536, 8960, rows, torch.bfloat16) == Launch(
-        "dot", 64, 128, 4, 4, block_rows=32 if rows <= 32 else 64, splits=5
-    )
+    wanted = Launch("dot", 64, 128, 4, 4, block_rows=32 if rows <= 32 else 64, splits=5)
+    assert choose_launch(1536, 8960, rows, torch.bfloat16) == wanted
     for n, k, gate, splits in ((70, 4200, False, 8), (8200, 40, True, 1), (35, 4200, True, 1)):
         chosen = choose_launch(n, k, rows, torch.float16, gate)
         assert chosen is not None and chosen.splits == splits
@@ -160,7 +157,7 @@ def test_a_narrow_model_s_many_rows(rng: torch.Generator, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [33, 70])
-def test_programs_that_share_channels_leave_their_counters_at_zero(rng: torch.Generator, rows: int) -> None:
+def test_programs_that_share_channels_leave_their_counters_at_zero(rng: Generator, rows: int) -> None:
     """A second call gives the same bits; the last split has fewer channels, or none."""
     x, weight, bias = (t.to(DEVICE) for t in inputs(rng, rows, 70, 330, torch.float16))
     want = x.double() @ weight.double().T + bias.double()
@@ -239,9 +236,7 @@ def test_equals_naive_in_graphs(seed: int, rows: int, hidden: int, ffn: int, dty
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("width", "channels"), [(7, 96), (33, 520)], ids=str)
 @pytest.mark.parametrize("gated", [False, True])
-def test_one_row_is_normed_within(
-    rng: torch.Generator, dtype: torch.dtype, width: int, channels: int, gated: bool
-) -> None:
+def test_one_row_is_normed_within(rng: Generator, dtype: torch.dtype, width: int, channels: int, gated: bool) -> None:
     """The projection and the total are those of the separate ops, with and without something to add."""
     residual, delta = (torch.randn(1, 1, channels, generator=rng).to(dtype) for _ in range(2))
     norm = (1 + 0.3 * torch.randn(channels, generator=rng)).to(dtype)

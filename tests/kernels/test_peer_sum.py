@@ -13,12 +13,9 @@ from longdecode.kernels.rms_norm.naive import add_rms_norm
 
 def words_of(parts: torch.Tensor, call: int) -> torch.Tensor:
     """Elements below the number of their call."""
-    bits = (
-        parts.view(torch.int32).long() & 0xFFFFFFFF
-        if parts.element_size() == 4
-        else parts.view(torch.int16).int() & 0xFFFF
-    )
-    return bits | ((call & 0xFFFF) << 8 * parts.element_size())
+    width = 8 * parts.element_size()
+    bits = parts.view(torch.int32).long() if width == 32 else parts.view(torch.int16).int()
+    return bits & ((1 << width) - 1) | ((call & 0xFFFF) << width)
 
 
 @pytest.mark.parametrize(("rank", "dtype", "first"), [(0, torch.float32, 1), (2, torch.float16, 65_535)])
@@ -47,9 +44,5 @@ def test_sums_what_peers_left_and_leaves_its_part(rank: int, dtype: torch.dtype,
         torch.testing.assert_close(out, expected[0])
         for peer in peers:
             assert torch.equal(buffers[peer, call % 2, rank, :rows], words[rank])
-        assert torch.equal(buffers[:, :, :, rows:], before[:, :, :, rows:]) and calls.tolist() == [
-            call,
-            call,
-            first - 1,
-            first - 1,
-        ]
+        assert torch.equal(buffers[:, :, :, rows:], before[:, :, :, rows:])
+        assert calls.tolist() == [call, call, first - 1, first - 1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from kernel_inputs import DEVICE, check_sparse, lists_of_blocks, on_device, poison_past, ragged, rotation, same, whole
 from longdecode.kernels.decode_attention.naive import decode_attention
@@ -40,7 +40,7 @@ def layer_of(
 
 
 def filled(
-    rng: torch.Generator,
+    rng: Generator,
     kind: type,
     lengths: list[int],
     kv: int,
@@ -72,7 +72,7 @@ def test_the_codes_of_e4m3_are_the_nearest_numbers_of_the_format() -> None:
 
 @pytest.mark.parametrize("lengths", [[1, 5], [127, 64], [128, 129], [200, 63], [330, 256]], ids=str)
 @pytest.mark.parametrize("dim", [16, 96])
-def test_four_bits_are_what_a_loop_over_groups_gives(rng: torch.Generator, lengths: list[int], dim: int) -> None:
+def test_four_bits_are_what_a_loop_over_groups_gives(rng: Generator, lengths: list[int], dim: int) -> None:
     layer, k, v = filled(rng, Int4Layer, lengths, 2, dim, 331, torch.float64)
     got_k, got_v = read(layer, lengths)
     for row, length in enumerate(lengths):
@@ -98,7 +98,7 @@ def check_run(got: Tensor, exact: Tensor) -> None:
 
 
 @pytest.mark.parametrize("by_channel", [True, False])
-def test_eight_bits_scale_with_the_prompt_of_their_row_and_head(rng: torch.Generator, by_channel: bool) -> None:
+def test_eight_bits_scale_with_the_prompt_of_their_row_and_head(rng: Generator, by_channel: bool) -> None:
     layer = layer_of(Fp8Layer, 2, 2, 20, 200, torch.float64)
     k, v = (torch.randn(2, 2, 150, 20, generator=rng).double() for _ in range(2))
     k[..., 3], k[..., 4] = k[..., 3] + 300, 0  # a bias, as some models' keys have it
@@ -120,7 +120,7 @@ def test_eight_bits_scale_with_the_prompt_of_their_row_and_head(rng: torch.Gener
 )  # fmt: skip
 @pytest.mark.parametrize("kind", FILL)
 def test_attention_is_that_of_the_numbers_the_codes_stand_for(
-    rng: torch.Generator, kind: type, lengths: list[int], group: int, dim: int, dtype: torch.dtype
+    rng: Generator, kind: type, lengths: list[int], group: int, dim: int, dtype: torch.dtype
 ) -> None:
     layer, *_ = filled(rng, kind, lengths, 2, dim, max(lengths) + 9, dtype)
     q = (3 * torch.randn(len(lengths), 2 * group, 1, dim, generator=rng)).to(dtype)
@@ -148,7 +148,7 @@ def test_attention_is_that_of_the_numbers_the_codes_stand_for(
 )  # fmt: skip
 @pytest.mark.parametrize("op", [naive_sparse, sparse_decode_attention_gpu], ids=["naive", "triton"])
 def test_listed_blocks_of_codes_are_read(
-    rng: torch.Generator, op: Any, shape: tuple[int, ...], block: int, score_block: int | None, dtype: torch.dtype
+    rng: Generator, op: Any, shape: tuple[int, ...], block: int, score_block: int | None, dtype: torch.dtype
 ) -> None:
     """Lists of everything, of some, of none; rows that end in a page; NaN behind the last page's values."""
     batch, kv, *_, size, within = *shape, math.gcd(block, 16)
@@ -173,12 +173,10 @@ def test_listed_blocks_of_codes_are_read(
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("kind", "block"), [(Fp8Layer, 128), (Fp8Layer, 16), (Int4Layer, 128)])
-def test_tokens_are_stored_as_a_prompt(
-    rng: torch.Generator, kind: type, block: int, dtype: torch.dtype, norms: bool
-) -> None:
+def test_tokens_are_stored_as_a_prompt(rng: Generator, kind: type, block: int, dtype: torch.dtype, norms: bool) -> None:
     """Over the end of a group, row by row at another place; the kernel's codes are the definition's, bounds theirs."""
     lengths, dim, heads, kv = [126, 190, 62], 32, 4, 2
-    both = [filled(torch.Generator().manual_seed(1), kind, lengths, kv, dim, 300, dtype, block)[0] for _ in range(2)]
+    both = [filled(Generator().manual_seed(1), kind, lengths, kv, dim, 300, dtype, block)[0] for _ in range(2)]
     if kind is Int4Layer:
         for layer in both:  # what a step packs is not there yet
             for row, length in enumerate(lengths):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from kernel_inputs import ATTENTION_TOLERANCE, DEVICE, NAN, captured
 from longdecode.kernels.block_residency import Arrivals, BlockQueue
@@ -33,7 +33,7 @@ class Case(NamedTuple):
 
 
 def case(
-    rng: torch.Generator, counts: list[list[int]], width: int, size: int, group: int, dim: int, dtype: torch.dtype,
+    rng: Generator, counts: list[list[int]], width: int, size: int, group: int, dim: int, dtype: torch.dtype,
     biased: bool = True,
 ) -> Case:  # fmt: skip
     """Sharp queries; three slots more than a list names; the newest block, in the last slot, is part full."""
@@ -55,7 +55,7 @@ def case(
     return Case(q, k, v, slots, torch.tensor(counts), lengths, bias, size)
 
 
-def drawn(rng: torch.Generator, one: Case, share: float) -> Tensor:
+def drawn(rng: Generator, one: Case, share: float) -> Tensor:
     """Late entries of the lists, never the tail."""
     late = torch.rand(one.slots.shape, generator=rng) < share
     listed = torch.arange(one.slots.shape[2]) < one.counts[..., None]
@@ -142,9 +142,7 @@ def check(one: Case, found: Found) -> None:
      (24, 64, 4, 1, torch.bfloat16), (7, 16, 4, 2, torch.float16), (64, 32, 8, 3, torch.float32)],
     ids=["whole", "halves", "blocks", "straddling", "small blocks", "parts of blocks"],
 )  # fmt: skip
-def test_lateness_is_unseen(
-    rng: torch.Generator, size: int, share: int, each: int, splits: int, dtype: torch.dtype
-) -> None:
+def test_lateness_is_unseen(rng: Generator, size: int, share: int, each: int, splits: int, dtype: torch.dtype) -> None:
     """Lists that are full, short, of one block, empty; nothing late, some, everything but the tail."""
     launch = ResidentLaunch(16, 16, share, each, 4, 2)
     one = case(rng, [[10, 4], [0, 1], [7, 9]], 10, size, 3, 20, dtype, biased=bool(splits % 2))
@@ -156,7 +154,7 @@ def test_lateness_is_unseen(
         assert all(got.equal(want) for got, want in zip(found, whole, strict=True))
 
 
-def test_a_bias_in_an_order_of_its_own_is_the_same_bias(rng: torch.Generator) -> None:
+def test_a_bias_in_an_order_of_its_own_is_the_same_bias(rng: Generator) -> None:
     one = case(rng, [[10, 4], [0, 1], [7, 9]], 10, 7, 3, 20, torch.float32)
     assert one.bias is not None
     kv = [x.nan_to_num(0.0) for x in one[1:3]]
@@ -167,7 +165,7 @@ def test_a_bias_in_an_order_of_its_own_is_the_same_bias(rng: torch.Generator) ->
     assert all(x.equal(y) for x, y in zip(got, want, strict=True))
 
 
-def test_many_query_heads_take_several_row_tiles(rng: torch.Generator) -> None:
+def test_many_query_heads_take_several_row_tiles(rng: Generator) -> None:
     one = case(rng, [[6, 5], [2, 6], [6, 0]], 6, 16, 20, 16, torch.float32)
     launch = ResidentLaunch(16, 16, 32, 2, 4, 2)
     whole, parted = run(one, None, launch), run(one, drawn(rng, one, 0.4), launch)
@@ -195,7 +193,7 @@ def test_the_rule_takes_one_wave_of_programs_that_can_be_counted_and_joined() ->
         ResidentLaunch(16, 64, 96, 1, 4, 2)
 
 
-def test_refuses_what_it_cannot_read(rng: torch.Generator) -> None:
+def test_refuses_what_it_cannot_read(rng: Generator) -> None:
     one = case(rng, [[3, 2]], 3, 16, 2, 16, torch.float32, biased=False)
     given = {"block_size": 16, "kv_lengths": one.lengths}
     with pytest.raises(ValueError, match="2 query rows"):
@@ -212,7 +210,7 @@ def test_refuses_what_it_cannot_read(rng: torch.Generator) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("share", "each"), [(128, 4), (256, 1), (512, 8), (8192, 1)])
-def test_overlaps_a_copy_in_a_graph(rng: torch.Generator, dtype: torch.dtype, share: int, each: int) -> None:
+def test_overlaps_a_copy_in_a_graph(rng: Generator, dtype: torch.dtype, share: int, each: int) -> None:
     """NOSA's shape, from a graph that is replayed with other late blocks: none, all, more than programs can hold."""
     one = case(rng, [[64, 64], [64, 3], [64, 30], [0, 64]] * 8, 64, 64, 16, 128, dtype)
     q, slots, counts, lengths, bias = (x.to(DEVICE) for x in (one.q, *one[3:7]) if x is not None)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from kernel_inputs import DEVICE
 from longdecode.kernels.draw.naive import Progress, record_tokens
@@ -18,9 +18,7 @@ from longdecode.kernels.token_move import naive as plain
 
 @pytest.mark.parametrize("record", [record_tokens, record_tokens_gpu])
 @pytest.mark.parametrize(("width", "stops"), [(1, 0), (1, 2), (5, 0), (5, 3)])
-def test_tokens_are_recorded_up_to_a_stop_or_total(
-    record: Callable, width: int, stops: int, rng: torch.Generator
-) -> None:
+def test_tokens_are_recorded_up_to_a_stop_or_total(record: Callable, width: int, stops: int, rng: Generator) -> None:
     """Sequences that are done, begin, end within the step, and stop on a token that is forced or not."""
     rows, longest = 60, 9
 
@@ -57,13 +55,13 @@ def test_tokens_are_recorded_up_to_a_stop_or_total(
         assert bool(moved[4][row]) == (not done)
 
 
-def caches(*sizes: int, rng: torch.Generator) -> list[Tensor]:
+def caches(*sizes: int, rng: Generator) -> list[Tensor]:
     """Keys and values of two layers, three sequences and two heads of 20 channels."""
     return [torch.randn(2, 3, 2, size, 20, generator=rng).to(DEVICE) for size in sizes for _ in range(2)]
 
 
 @pytest.mark.parametrize("compact", [plain.compact_tokens, moves.compact_tokens_gpu])
-def test_accepted_rows_move_to_the_front_of_their_block(compact: Callable, rng: torch.Generator) -> None:
+def test_accepted_rows_move_to_the_front_of_their_block(compact: Callable, rng: Generator) -> None:
     k, v = caches(40, rng=rng)
     starts, rows = torch.tensor([0, 17, 33]), torch.tensor([[0, 2, 5, 6], [0, 1, 2, 3], [0, 1, 4, 6]])
     want = [tensor.clone() for tensor in (k, v)]
@@ -76,7 +74,7 @@ def test_accepted_rows_move_to_the_front_of_their_block(compact: Callable, rng: 
 
 
 @pytest.mark.parametrize("fill", [plain.fill_tokens, moves.fill_tokens_gpu])
-def test_verified_tokens_take_the_places_of_the_least_important(fill: Callable, rng: torch.Generator) -> None:
+def test_verified_tokens_take_the_places_of_the_least_important(fill: Callable, rng: Generator) -> None:
     """Room left, room that runs out, none; a sequence that keeps nothing; a block at the end of the cache."""
     k, v, k_to, v_to = caches(40, 14, rng=rng)
     budget, width = 11, 5

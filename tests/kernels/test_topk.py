@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from kernel_inputs import DEVICE, INFINITY, NAN, UNTOUCHED, captured, on_device, same
 from longdecode.kernels.topk_select import naive, topk_select
@@ -60,7 +60,7 @@ def check(
 
 
 def some(
-    rng: torch.Generator, lists: tuple[int, int], size: int, kind: str, between: Sequence[int] = ()
+    rng: Generator, lists: tuple[int, int], size: int, kind: str, between: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
     """Scores with NaN past ragged lengths: one list full, the last one empty."""
     shape = (*lists, size)
@@ -81,7 +81,7 @@ def some(
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "equal", "zeros", "infinite", "tiny"])
 @pytest.mark.parametrize("way", ["naive", "whole", "sieve"])
-def test_every_kind_of_scores(rng: torch.Generator, kind: str, way: str) -> None:
+def test_every_kind_of_scores(rng: Generator, kind: str, way: str) -> None:
     scores, valid = some(rng, (3, 1 if way == "sieve" else 2), 1000, kind)
     for k in (37,) if way == "sieve" else (1, 37, 999):
         check(WAYS[way], scores, k, valid)
@@ -89,14 +89,14 @@ def test_every_kind_of_scores(rng: torch.Generator, kind: str, way: str) -> None
 
 @pytest.mark.parametrize("size", [1, 2, 15, 63, 129, 2047])
 @pytest.mark.parametrize("way", WAYS)
-def test_odd_sizes(rng: torch.Generator, size: int, way: str) -> None:
+def test_odd_sizes(rng: Generator, size: int, way: str) -> None:
     scores, valid = some(rng, (2, 1), size, "normal", (size // 2,))
     for k in (size // 3 + 1, size + 5):
         check(WAYS[way], scores, k, valid)
 
 
 @pytest.mark.parametrize("size", [8192, 10_001])
-def test_shapes_of_long_contexts(rng: torch.Generator, size: int) -> None:
+def test_shapes_of_long_contexts(rng: Generator, size: int) -> None:
     """As many entries to take as leave fewer groups than that, and lists that fill a fraction of their capacity."""
     scores, valid = some(rng, (3, 1), size, "normal", (300,))
     for k, launch in ((256, None), (4000, TopkLaunch(8, 4096)), (256, TopkLaunch(8, 2048, groups=512))):
@@ -106,7 +106,7 @@ def test_shapes_of_long_contexts(rng: torch.Generator, size: int) -> None:
 @pytest.mark.parametrize("way", ["naive", "whole", "sieve"])
 @pytest.mark.parametrize("kind", ["normal", "ties"])
 @pytest.mark.parametrize(("k", "first", "last"), [(8, 0, 1), (8, 4, 4), (40, 3, 30), (300, 130, 140), (1, 1, 0)])
-def test_entries_kept_always(rng: torch.Generator, way: str, kind: str, k: int, first: int, last: int) -> None:
+def test_entries_kept_always(rng: Generator, way: str, kind: str, k: int, first: int, last: int) -> None:
     """Those at the ends before the best of the rest, though it be infinite; short rows are taken whole."""
     scores, valid = some(rng, (6, 1), 300, kind, (1, 5, first + last, 150))
     scores[0, 0, 200] = INFINITY
@@ -115,12 +115,12 @@ def test_entries_kept_always(rng: torch.Generator, way: str, kind: str, k: int, 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("way", ["naive", "whole", "sieve"])
-def test_half_precision_and_strides(rng: torch.Generator, way: str, dtype: torch.dtype) -> None:
+def test_half_precision_and_strides(rng: Generator, way: str, dtype: torch.dtype) -> None:
     scores = torch.randn(2, 300, 3, generator=rng).to(dtype).transpose(1, 2)
     check(WAYS[way], scores, 20, torch.tensor([300, 77]))
 
 
-def test_large_launches_agree_with_the_naive_op(rng: torch.Generator) -> None:
+def test_large_launches_agree_with_the_naive_op(rng: Generator) -> None:
     scores, valid = some(rng, (2, 1), 9000, "ties")
     want = naive.topk_select(scores, 100, valid, keep_first=2, keep_last=1)
     for launch in (TopkLaunch(8, 2048), TopkLaunch(16, 4096, groups=2048)):
@@ -129,7 +129,7 @@ def test_large_launches_agree_with_the_naive_op(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("way", ["naive", "whole", "sieve"])
 @pytest.mark.parametrize("kind", ["normal", "ties"])
-def test_rows_that_want_numbers_of_their_own(rng: torch.Generator, way: str, kind: str) -> None:
+def test_rows_that_want_numbers_of_their_own(rng: Generator, way: str, kind: str) -> None:
     """60 are more than the row has, 90 more than the lists hold."""
     scores, valid = some(rng, (5, 1), 700, kind, (40, 300, 650))
     check(WAYS[way], scores, 80, valid, last=1, row_k=torch.tensor([2, 60, 31, 90, 7]))
@@ -140,7 +140,7 @@ def test_rows_that_want_numbers_of_their_own(rng: torch.Generator, way: str, kin
     ("size", "k", "first", "last"),
     [(1, 3, 0, 0), (3, 1, 0, 1), (63, 6, 2, 4), (63, 16, 2, 5), (700, 40, 0, 1)],  # in two nothing is left to choose
 )
-def test_lists_land_where_they_belong(rng: torch.Generator, way: str, size: int, k: int, first: int, last: int) -> None:
+def test_lists_land_where_they_belong(rng: Generator, way: str, size: int, k: int, first: int, last: int) -> None:
     """Two of four lists are written, in another order, in a buffer wider than needed; all else stays."""
     scores, valid = some(rng, (3, 2), size, "ties")
     heads, width = torch.tensor([3, 1]), min(k, size)
@@ -154,7 +154,7 @@ def test_lists_land_where_they_belong(rng: torch.Generator, way: str, size: int,
 
 
 @pytest.mark.parametrize("way", ["whole", "naive"])
-def test_strided_buffers(rng: torch.Generator, way: str) -> None:
+def test_strided_buffers(rng: Generator, way: str) -> None:
     """A layer's part of a larger buffer, with rows of scores that lie apart."""
     scores = torch.randn(2, 90, 3, generator=rng).transpose(1, 2)
     valid, heads = torch.tensor([90, 33]), torch.tensor([0, 2, 1])
@@ -195,7 +195,7 @@ def test_refuses_what_does_not_fit() -> None:
     ("size", "k"), [(1, 1), (63, 7), (2047, 256), (8192, 256), (32_768, 3277), (131_072, 4096), (524_288, 52_429)]
 )
 def test_equals_naive_on_the_device_and_in_a_graph(seed: int, size: int, k: int, levels: int) -> None:
-    rng = torch.Generator("cuda").manual_seed(seed)
+    rng = Generator("cuda").manual_seed(seed)
     scores = torch.randn(4, 8, size, generator=rng, device="cuda")
     valid = torch.randint(0, size + 1, (4,), generator=rng, device="cuda")
     valid[0] = size

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from kernel_inputs import DEVICE, captured, new_queue, whole
 from longdecode.kernels.block_residency import Arrivals, BlockQueue, Residents, naive
@@ -57,7 +57,7 @@ def claim_in_tiles(*given: Any) -> Tensor:
 
 @pytest.mark.parametrize("claim", [naive.claim_slots, claim_slots_gpu, claim_in_tiles], ids=["naive", "one", "tiles"])
 @pytest.mark.parametrize(("slots", "width"), [(2, 1), (7, 6), (40, 37)])
-def test_slots_follow_the_rule(rng: torch.Generator, claim: Claim, slots: int, width: int) -> None:
+def test_slots_follow_the_rule(rng: Generator, claim: Claim, slots: int, width: int) -> None:
     """Steps of random lists, ragged in length and in the newest block; junk past the counts, strided lists."""
     lists = BATCH * HEADS
     newest = [BLOCKS - 1, 20, 3]
@@ -125,7 +125,7 @@ def test_lists_without_room_or_sense_do_no_harm(claim: Claim) -> None:
 @pytest.mark.parametrize("take", [naive.values_in_slots, values_in_slots_gpu], ids=["naive", "triton"])
 @pytest.mark.parametrize(("slots", "size"), [(3, 4), (70, 24)])
 def test_numbers_by_token_lie_where_their_slots_are(
-    rng: torch.Generator, take: Callable[[Tensor, Tensor, int], Tensor], slots: int, size: int
+    rng: Generator, take: Callable[[Tensor, Tensor, int], Tensor], slots: int, size: int
 ) -> None:
     """Strided numbers, a last block that is cut short, slots that hold none."""
     tokens = 80 * size - 3
@@ -142,17 +142,15 @@ def test_numbers_by_token_lie_where_their_slots_are(
 
 @pytest.mark.parametrize("elements", [5, 96, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_copies_what_is_queued_and_nothing_else(rng: torch.Generator, dtype: torch.dtype, elements: int) -> None:
+def test_copies_what_is_queued_and_nothing_else(rng: Generator, dtype: torch.dtype, elements: int) -> None:
     for count in (0, 11):
         source = tuple(torch.randn(30, elements, generator=rng).to(dtype).to(DEVICE) for _ in range(2))
         sources = torch.randperm(30, generator=rng)[:12].to(DEVICE)
         targets = torch.randperm(20, generator=rng)[:12].to(DEVICE)
         queue = BlockQueue(sources, targets, whole([count]))
         before = [torch.randn(20, elements, generator=rng).to(dtype).to(DEVICE) for _ in range(2)]
-        for copy in (
-            fetch_naive.copy_blocks,
-            lambda *args: copy_blocks_gpu(*args, launch=Launch(programs=3, chunk=64)),
-        ):
+        copied_gpu = partial(copy_blocks_gpu, launch=Launch(programs=3, chunk=64))
+        for copy in (fetch_naive.copy_blocks, copied_gpu):
             target = tuple(tensor.clone() for tensor in before)
             late = torch.zeros(40, dtype=torch.int32, device=DEVICE)
             late[::3][:count] = 1
@@ -177,7 +175,7 @@ def test_refuses_blocks_that_differ() -> None:
 
 
 @pytest.mark.gpu
-def test_fetches_from_pinned_memory_in_a_graph(rng: torch.Generator) -> None:
+def test_fetches_from_pinned_memory_in_a_graph(rng: Generator) -> None:
     """Both directions through unified addresses, by kernel and by torch, replayed with another queue."""
     host = tuple(torch.randn(64, 8192, generator=rng).to(torch.bfloat16).pin_memory() for _ in range(2))
     for copy in (fetch_naive.copy_blocks, copy_blocks_gpu):

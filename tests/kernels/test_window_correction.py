@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from kernel_inputs import DEVICE, on_device, poison_past, rotation
 from longdecode.kernels.page_minmax.naive import PageBounds, build_page_minmax, rebuild_page_minmax
@@ -19,7 +19,7 @@ from longdecode.kernels.window_correction.gpu_pages import unseen_pages_gpu
 BATCH, HEADS, PAGES = 2, 3, 300
 
 
-def lists(rng: torch.Generator, width: int) -> tuple[Tensor, Tensor]:
+def lists(rng: Generator, width: int) -> tuple[Tensor, Tensor]:
     """Distinct pages in ascending order, of ragged number, junk past it."""
     indices = torch.rand(BATCH, HEADS, PAGES, generator=rng).argsort(dim=-1)[..., :width].sort(dim=-1).values
     counts = torch.randint(1, width + 1, (BATCH, HEADS), generator=rng)
@@ -28,7 +28,7 @@ def lists(rng: torch.Generator, width: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("window", [2, 5])
-def test_unseen_pages_are_the_set_difference(rng: torch.Generator, window: int) -> None:
+def test_unseen_pages_are_the_set_difference(rng: Generator, window: int) -> None:
     loaded = torch.full((BATCH, HEADS, PAGES), -1, dtype=torch.int32)
     on_device = loaded.clone().to(DEVICE)
     first = torch.tensor([40, 7])
@@ -53,7 +53,7 @@ def test_unseen_pages_are_the_set_difference(rng: torch.Generator, window: int) 
 
 
 @pytest.mark.parametrize(("heads", "rows", "dim"), [(4, 2, 32), (3, 7, 48)])
-def test_merging_is_attention_over_the_union(rng: torch.Generator, heads: int, rows: int, dim: int) -> None:
+def test_merging_is_attention_over_the_union(rng: Generator, heads: int, rows: int, dim: int) -> None:
     """Four steps; a row that kept nothing, one that reads nothing now, and one that has neither."""
     held: list[list[list[Tensor]]] = [[[] for _ in range(heads)] for _ in range(rows - 1)]
     kept, kept_lse = torch.zeros(1, heads, rows - 1, dim), torch.full((1, heads, rows - 1), -torch.inf)
@@ -77,7 +77,7 @@ def test_merging_is_attention_over_the_union(rng: torch.Generator, heads: int, r
 
 
 @pytest.mark.parametrize(("width", "page"), [(2, 16), (20, 16), (3, 8)])
-def test_touched_pages_get_the_bounds_of_what_is_stored(rng: torch.Generator, width: int, page: int) -> None:
+def test_touched_pages_get_the_bounds_of_what_is_stored(rng: Generator, width: int, page: int) -> None:
     size = 53
     k = torch.randn(3, 2, size, 32, generator=rng)
     lengths = torch.tensor([53, width - 1, 33])
@@ -103,7 +103,7 @@ def test_touched_pages_get_the_bounds_of_what_is_stored(rng: torch.Generator, wi
     ],
 )
 def test_a_window_attends_as_in_plain_torch(
-    rng: torch.Generator, heads: int, kv_heads: int, window: int, dim: int, page: int, width: int, dtype: torch.dtype
+    rng: Generator, heads: int, kv_heads: int, window: int, dim: int, page: int, width: int, dtype: torch.dtype
 ) -> None:
     """Four steps over one state: ragged lists, rows that are no tokens yet, a row of the batch shorter than a page."""
     first = torch.tensor([150, page // 2])
@@ -126,14 +126,11 @@ def test_a_window_attends_as_in_plain_torch(
                 indices[b, h, : len(some)] = some
         q = torch.randn(2, window, heads, dim, generator=rng).to(dtype).transpose(1, 2)
         fixed = (q, k, v, indices, counts)
-        want = naive.attend_window(
-            *fixed, loaded, positions, limits, kept, kept_lse, block_size=page, kv_tokens_read=read
-        )
+        state = (loaded, positions, limits, kept, kept_lse)
+        want = naive.attend_window(*fixed, *state, block_size=page, kv_tokens_read=read)
         q, k, v, *_ = given = on_device(*fixed)
-        got = attend_window_gpu(
-            *given, loaded_there, *on_device(positions, limits), kept_there, lse_there, block_size=page,
-            kv_tokens_read=read_there,
-        )  # fmt: skip
+        state_there = (loaded_there, *on_device(positions, limits), kept_there, lse_there)
+        got = attend_window_gpu(*given, *state_there, block_size=page, kv_tokens_read=read_there)
         tolerance = 1e-5 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(got.cpu(), want, atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(kept_there.cpu(), kept, atol=tolerance, rtol=tolerance)
@@ -147,7 +144,7 @@ def test_a_window_attends_as_in_plain_torch(
     [(2, 32, 16, False, torch.bfloat16), (7, 20, 16, True, torch.float32), (20, 32, 12, False, torch.float16)],
 )
 def test_a_window_is_stored_and_bounded_as_in_plain_torch(
-    rng: torch.Generator, window: int, dim: int, page: int, normed: bool, dtype: torch.dtype
+    rng: Generator, window: int, dim: int, page: int, normed: bool, dtype: torch.dtype
 ) -> None:
     """Spans across pages, rows with tokens that are not stored, with none that is, and with fewer than the window."""
     batch, heads, kv_heads, size = 4, 3, 2, 61

@@ -37,10 +37,8 @@ def test_every_prompt_token_follows_the_rule_of_a_step(rng: torch.Generator, nam
     method, found = build(name), get_rule(name)
     assert found is not None
     rule, layer = found(method.params, BUDGET, CONFIG), 2
-    pieces = [
-        method.attend_prompt(layer, q[:, :, at:to], k[:, :, :to], v[:, :, :to], at)
-        for at, to in ((0, first), (first, n))
-    ]
+    cuts = ((0, first), (first, n))
+    pieces = [method.attend_prompt(layer, q[:, :, at:to], k[:, :, :to], v[:, :, :to], at) for at, to in cuts]
     got = torch.cat(pieces, dim=2)[0]
     for at in (0, 5, 39, 40, 44, 69, 70, 103, 130):
         keys, values = k[0, :, : at + 1], v[0, :, : at + 1]

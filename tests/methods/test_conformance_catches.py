@@ -41,9 +41,7 @@ RULE = get_rule("BASE")
 CHECKED = yaml.safe_load(Path(__file__).with_name("check_faults.yaml").read_text(encoding="utf-8"))
 FAULTS: dict[str, str | None] = CHECKED["by_check"]
 BY_METHOD: dict[str, dict[str, str]] = CHECKED["by_method"]
-PLANTED: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("planted_bugs.yaml").read_text(encoding="utf-8")
-)
+PLANTED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("planted_bugs.yaml").read_text("utf-8"))
 """By bug: the method that has it, parameters, the bug, and the check that finds it first."""
 
 

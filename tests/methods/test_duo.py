@@ -37,20 +37,14 @@ def role_file(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("heads", [0, 5, 24])
-def test_memory_is_whole_rows_and_rings(
-    config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt], heads: int
-) -> None:
+def test_memory_is_whole_rows_and_rings(config: ModelConfig, prompt_cache: Callable[..., Prompt], heads: int) -> None:
     prompt = prompt_cache(LENGTHS, 60)
     cache = get_method("duo").from_budget(12, config, retrieval_heads=heads).start(prompt).cache
     tokens = heads * 60 + (25 - heads) * 12
     assert cache.nbytes() == 2 * tokens * len(LENGTHS) * config.head_dim * 8
     assert cache.nbytes() == prompt.cache.nbytes() * tokens // (25 * 60)
-    storages = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for store in (cache.whole, cache.ring)
-        for t in (store.k, store.v)
-        if t.numel()
-    }
+    parts = [t for store in (cache.whole, cache.ring) for t in (store.k, store.v) if t.numel()]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in parts}
     assert sum(storages.values()) == cache.nbytes(), "what is held is no view of anything larger"
     assert prompt.cache.k.untyped_storage().data_ptr() not in storages
 
@@ -69,9 +63,7 @@ def test_traffic_is_what_a_step_reads(config: ModelConfig, role_file: str) -> No
     assert method.traffic(7, 2).total_bytes == 25 * 7 * head_token_bytes
 
 
-def test_a_prompt_that_fits_the_rings_is_kept_whole(
-    config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt]
-) -> None:
+def test_a_prompt_that_fits_the_rings_is_kept_whole(config: ModelConfig, prompt_cache: Callable[..., Prompt]) -> None:
     prompt = prompt_cache([5, 2], 12)
     method = get_method("duo").from_budget(12, config)
     assert method.start(prompt, keep_prompt=False).cache is prompt.cache
@@ -91,7 +83,7 @@ def test_bad_roles_are_refused(config: ModelConfig, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
 def test_the_kernels_in_force_compute_their_definitions(
-    rng: torch.Generator, config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt], attend: Callable,
+    rng: torch.Generator, config: ModelConfig, prompt_cache: Callable[..., Prompt], attend: Callable,
     begin: Callable, role_file: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Two steps in Triton's interpreter, on strided heads in either order and with a launch that has no queries."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,8 @@ def role_file(tmp_path: Path) -> Callable[..., str]:
 @pytest.fixture
 def build(role_file: Callable[..., str], config: ModelConfig) -> Callable[..., AttentionMethod]:
     """A function of budget, role map and knobs."""
-    return lambda budget, roles, **knobs: get_method("lychee").from_budget(
-        budget, config, roles=role_file(roles), **knobs
-    )
+    build = partial(get_method("lychee").from_budget, config=config)
+    return lambda budget, roles, **knobs: build(budget, roles=role_file(roles), **knobs)
 
 
 KNOBS: list[dict[str, Any]] = [

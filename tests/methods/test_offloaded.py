@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -117,13 +118,9 @@ class Scripted(Offloadable):
     def _count(self, layer: int, chosen: Tensor, counts: Tensor, newest: Tensor) -> None:
         """Count what is listed now and was not listed in the step before, nor was the newest block."""
         last, listed, lengths = newest.tolist(), chosen.tolist(), counts.tolist()
-        now = {
-            (row, head, block)
-            for row in range(len(last))
-            for head in range(CONFIG.num_kv_heads)
-            for block in listed[row][head][: lengths[row][head]]
-            if block < last[row]
-        }
+        places = itertools.product(range(len(last)), range(CONFIG.num_kv_heads))
+        named = {(row, head, block) for row, head in places for block in listed[row][head][: lengths[row][head]]}
+        now = {(row, head, block) for row, head, block in named if block < last[row]}
         self.misses += len(now - self.want.get(layer, set()))
         self.want[layer] = now
 
@@ -229,9 +226,7 @@ def test_steps_taken_back_leave_no_trace(rng: torch.Generator, seed: int, overla
 
 
 @pytest.mark.parametrize(("name", "lengths"), [("infllm2", (97, 50, 33)), ("nosa", (64,))])
-def test_a_generation_is_the_same(
-    random_ids: Callable[..., tuple[int, ...]], name: str, lengths: tuple[int, ...]
-) -> None:
+def test_a_generation_is_the_same(random_ids: Callable, name: str, lengths: tuple[int, ...]) -> None:
     """Through prefill, early choice and sampling: the same tokens and the same log-probabilities."""
     decoder = random_decoder(CONFIG, 1, CPU, torch.float32)
     requests = [Request(random_ids(length, 40), 30, random_ids(9, 40)) for length in lengths]
@@ -251,7 +246,7 @@ def test_a_generation_is_the_same(
     ("overlap", "budget", "steps"), [(False, 128, 2000), (True, 128, 2000), (True, 512, 60), (False, 128, 60)], ids=str
 )
 def test_equals_the_device_from_graphs(
-    random_ids: Callable[..., tuple[int, ...]], name: str, overlap: bool, budget: int, steps: int, dtype: torch.dtype
+    random_ids: Callable, name: str, overlap: bool, budget: int, steps: int, dtype: torch.dtype
 ) -> None:
     """By the kernels (bfloat16) and by torch through unified addresses (float64), through ends of blocks.
 

@@ -55,6 +55,7 @@ def test_a_prompt_of_another_method_is_refused(generator: Generator, maker: str)
     ],
 )
 def test_other_settings_are_refused(generator: Generator, one: AttentionMethod, other: AttentionMethod) -> None:
+    """For a prompt that was read by others of the same method."""
     prompt = generator.prefill_for(REQUESTS, one)
     with pytest.raises(ConfigError, match=r"budget of .* cannot decode a prompt that .* budget of"):
         generator.decode(prompt, other)

@@ -75,6 +75,7 @@ def test_a_missing_further_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     ],
 )
 def test_an_unknown_name_is_told(extra: Path, monkeypatch: pytest.MonkeyPatch, entries: list[str], held: str) -> None:
+    """With what each further folder holds."""
     (extra / "bare").mkdir()
     monkeypatch.setenv(METHOD_PATH_VARIABLE, os.pathsep.join(str(extra / entry) for entry in entries))
     with pytest.raises(ConfigError) as caught:

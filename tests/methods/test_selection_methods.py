@@ -172,10 +172,8 @@ def test_slices_receive_the_same_attention(monkeypatch: pytest.MonkeyPatch, conf
     monkeypatch.setattr(prefill_scores, "MAX_SCORES", weights)
     torch.manual_seed(0)
     lengths, cut = [45, 29, 8], 30
-    q, keys = (
-        torch.randn(3, heads, 45, config.head_dim, dtype=torch.float64)
-        for heads in (config.num_heads, config.num_kv_heads)
-    )
+    shapes = [(3, heads, 45, config.head_dim) for heads in (config.num_heads, config.num_kv_heads)]
+    q, keys = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     observer = prefill_scores.AttentionReceived()
     observer.begin(CacheShape(config, 3, 45, torch.device("cpu"), torch.float64, 0), lengths)
     for start, stop in ((0, cut), (cut, 45)):

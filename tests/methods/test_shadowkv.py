@@ -156,10 +156,8 @@ def test_kernels_compute_what_their_definitions_do(
         want = run_step(truth, states[0], heads)  # type: ignore[arg-type]
         with monkeypatch.context() as patch:
             patch.setattr("longdecode.kernels.dispatch.kernel_path", lambda *given: "triton")
-            far, near = (
-                run_step(method, state, heads)  # type: ignore[arg-type]
-                for method, state in zip(methods, states[1:], strict=True)
-            )
+            pairs = zip(methods, states[1:], strict=True)
+            far, near = (run_step(method, state, heads) for method, state in pairs)  # type: ignore[arg-type]
         for mine, theirs, right in zip(far, near, want, strict=True):
             assert mine.equal(theirs)
             tolerance = 1e-4 if dtype == torch.float32 else 4e-2

@@ -97,12 +97,12 @@ def test_two_trees_in_turn_pass_the_gate(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_narrow_step_drops_ngrams(decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of a method with fewer of them."""
     monkeypatch.setattr(pace.Pace, "takes_narrow", lambda self, renewing: not renewing)
     requests = [Request(random_ids(n, 64), 48, seed=n) for n in (97, 50)]
-    narrow, few = (
-        Generator(decoder, PENALISED).run(requests, get_method("tokenswift").from_budget(500, CONFIG, **params))
-        for params in (METHODS["tokenswift_pace"][2], {"heads": "random:1", "ngrams": 2})
-    )
+    both = (METHODS["tokenswift_pace"][2], {"heads": "random:1", "ngrams": 2})
+    methods = (get_method("tokenswift").from_budget(500, CONFIG, **params) for params in both)
+    narrow, few = (Generator(decoder, PENALISED).run(requests, method) for method in methods)
     assert [(c.output_ids, c.decode_steps) for c in narrow] == [(c.output_ids, c.decode_steps) for c in few]
     assert all(c.draft_counts["narrow_steps"] == c.decode_steps for c in narrow)
 
@@ -115,11 +115,8 @@ def test_captured_as_eager(decoder: Decoder, name: str, random_ids: Callable, mo
     made = Decoder(CONFIG, moved(decoder.weights, "cuda"), torch.device("cuda"), torch.float32)
     requests = [Request(random_ids(n, 64), 120, seed=n) for n in (97, 50)]
     texts = []
-    for method, graph in (
-        (get_method("full").from_budget(None, CONFIG), True),
-        (build(name), True),
-        (build(name), False),
-    ):
+    full = get_method("full").from_budget(None, CONFIG)
+    for method, graph in ((full, True), (build(name), True), (build(name), False)):
         texts.append([c.output_ids for c in Generator(made, PENALISED, cuda_graph=graph).run(requests, method)])
     assert texts[1] == texts[2] == texts[0]
 
@@ -285,9 +282,8 @@ def test_heads_of_zero_begin_at_the_models_own_prediction(decoder: Decoder) -> N
 
 
 def test_heads_belong_to_their_checkpoint(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> None:
-    ours, other = (
-        load_decoder(tiny_checkpoint(name), device="cpu", dtype=torch.float32) for name in ("llama2", "qwen2")
-    )
+    folders = map(tiny_checkpoint, ("llama2", "qwen2"))
+    ours, other = (load_decoder(folder, device="cpu", dtype=torch.float32) for folder in folders)
     heads = DraftHeads("chained", 2, ours.config.hidden_size, 1e-5)
     heads.initialise("normal", 3, ours.weights.final_norm)
     path = tmp_path / "heads.json"
@@ -320,9 +316,7 @@ def test_bad_input_is_refused(decoder: Decoder) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             build(name, **more)
-    with pytest.raises(
-        UnsupportedCellError, match=r"at least 26 tokens \(16 sinks and two steps of 5 tokens\), got 25"
-    ):
+    with pytest.raises(UnsupportedCellError, match=r"at least 26 tokens \(16 sinks and two steps of 5 .*, got 25"):
         get_method("tokenswift").from_budget(25, CONFIG)
 
 
@@ -352,13 +346,9 @@ def test_a_step_changes_tensors_in_place(decoder: Decoder, name: str) -> None:
             for owner in list(owners.values()):
                 if (found := getattr(owner, part, None)) is not None:
                     owners[part] = found
-        transient = ("slot_mapping", "kv_lengths")
-        return {
-            f"{key}.{name}": value.data_ptr()
-            for key, owner in owners.items()
-            for name, value in vars(owner).items()
-            if isinstance(value, torch.Tensor) and name not in transient
-        }
+        named = {f"{key}.{name}": value for key, owner in owners.items() for name, value in vars(owner).items()}
+        lasting = [name for name in named if not name.endswith((".slot_mapping", ".kv_lengths"))]
+        return {name: named[name].data_ptr() for name in lasting if isinstance(named[name], torch.Tensor)}
 
     before = addresses()
     for work in stepper.works(40) * 2:

@@ -34,9 +34,8 @@ def test_another_checkpoint_drafts_for_the_retrieval_cache(tiny_checkpoint: Call
         assert [c.tokens_per_step for c in got] == [5.0, 5.0]
         assert got[0].draft_counts == {"inner_rounds": 10, "inner_accepted": 10}
     with pytest.raises(UnsupportedCellError, match="a context of 256 tokens, up to 264 are needed"):
-        Generator(made).run(
-            [Request((3,) * 40, 216)], get_method("triforce").from_budget(200, made.config, drafter=str(path), rounds=4)
-        )
+        method = get_method("triforce").from_budget(200, made.config, drafter=str(path), rounds=4)
+        Generator(made).run([Request((3,) * 40, 216)], method)
     other = random_decoder(CONFIG, 0, "cpu", torch.float32)
     with pytest.raises(UnsupportedCellError, match="a vocabulary of 97, the verifier 64"):
         Generator(other).run(requests, get_method("triforce").from_budget(200, CONFIG, drafter=str(path)))

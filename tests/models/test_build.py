@@ -34,6 +34,7 @@ def tiny(tiny_gguf: Callable[..., TinyGguf], tmp_path: Path, monkeypatch: pytest
 
 
 def test_one_command_builds_a_model_and_twin(tiny: BuiltModel, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The base first, then the longer one."""
     building.run(f"{tiny.name}-yarn")
     said = capsys.readouterr().out
     assert "GB of disk, of org/tiny (Apache-2.0)" in said and "(float32, 3 layers)" in said
@@ -45,6 +46,7 @@ def test_one_command_builds_a_model_and_twin(tiny: BuiltModel, cache: Path, caps
 
 
 def test_a_failed_build_leaves_the_old_one(tiny: BuiltModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so in one line, and the old folder stays."""
     old = tmp_path / "out" / "model"
     old.mkdir(parents=True)
     (old / "config.json").write_text("old")
@@ -59,6 +61,7 @@ def test_a_failed_build_leaves_the_old_one(tiny: BuiltModel, tmp_path: Path, mon
 
 
 def test_a_full_disk_is_refused_first(tiny: BuiltModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is written."""
     size = tiny.source.size_bytes + tiny.source.checkpoint_bytes
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=size - 1))
     with pytest.raises(StorageError, match=f"{size:,} bytes are needed at .*, {size - 1:,} are free"):

@@ -52,6 +52,7 @@ def refusal(kind: type[LongDecodeError], source: Source, tmp_path: Path, folder:
 
 @pytest.mark.parametrize("below", ["", "tiny"])
 def test_wheels_join_in_order(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str) -> None:
+    """Those of a folder, or of folders below it."""
     write_wheels(source, CONTENT, tmp_path / "wheels" / below)
     assert read(source, tmp_path, tmp_path / "wheels") == CONTENT
     monkeypatch.setenv("LONGDECODE_WHEELS", str(tmp_path / "wheels"))

@@ -25,6 +25,7 @@ from longdecode.models.sources import MODELS, BuiltModel
 from tiny_gguf import SPECIAL, TinyGguf, cut_as_qwen2tokenizer_cuts, vocabulary
 
 IDS = torch.arange(3, 40)[None]
+Maker = Callable[..., TinyGguf]
 
 
 @torch.no_grad()
@@ -39,7 +40,7 @@ def logits(folder: Path) -> torch.Tensor:
     [("llama", "F16", False), ("llama", "Q8_0", True), ("qwen2", "Q8_0", True), ("qwen2", "Q4_1", False)],
 )
 def test_a_checkpoint_computes_what_its_file_holds(
-    tiny_gguf: Callable[..., TinyGguf], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: str,
+    tiny_gguf: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: str,
     own_head: bool,
 ) -> None:  # fmt: skip
     tiny = tiny_gguf(family, kind, own_head)
@@ -55,7 +56,7 @@ def test_a_checkpoint_computes_what_its_file_holds(
     assert difference < 1e-4 and 1 <= layers < 3
 
 
-def test_config_and_ends_are_the_release_s(tiny_gguf: Callable[..., TinyGguf], tmp_path: Path) -> None:
+def test_config_and_ends_are_the_release_s(tiny_gguf: Maker, tmp_path: Path) -> None:
     tiny = tiny_gguf()
     convert(tiny.file, tiny.source, tmp_path)
     config = read_config(tmp_path)
@@ -67,7 +68,7 @@ def test_config_and_ends_are_the_release_s(tiny_gguf: Callable[..., TinyGguf], t
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_yarn_shares_weights_and_agrees_with_transformers(tiny_gguf: Callable[..., TinyGguf], tmp_path: Path) -> None:
+def test_yarn_shares_weights_and_agrees_with_transformers(tiny_gguf: Maker, tmp_path: Path) -> None:
     tiny, base, longer = tiny_gguf(), tmp_path / "tiny", tmp_path / "tiny-yarn"
     base.mkdir()
     convert(tiny.file, tiny.source, base)
@@ -82,9 +83,9 @@ def test_yarn_shares_weights_and_agrees_with_transformers(tiny_gguf: Callable[..
     assert (logits(longer) - logits(base)).abs().max() > 1e-3  # YaRN changes short contexts too
 
 
-def test_without_links_there_are_copies(
-    tiny_gguf: Callable[..., TinyGguf], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_links_there_are_copies(tiny_gguf: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without symbolic links: hard ones, or copies."""
+
     def refused(*given: object) -> None:
         raise OSError("links are not supported")
 
@@ -106,9 +107,7 @@ def test_without_links_there_are_copies(
 @pytest.mark.parametrize(
     ("architecture", "quantisation"), [("llama", "MOSTLY_Q8_0"), ("qwen2", "MOSTLY_Q4_K_M"), ("qwen3", "MOSTLY_F16")]
 )
-def test_another_architecture_or_kind_is_refused(
-    tiny_gguf: Callable[..., TinyGguf], architecture: str, quantisation: str
-) -> None:
+def test_another_architecture_or_kind_is_refused(tiny_gguf: Maker, architecture: str, quantisation: str) -> None:
     file = tiny_gguf().file
     reader = gguf.open_gguf(file)
     with pytest.raises(CheckpointError, match=f"'qwen2'.*'MOSTLY_Q8_0'; expected '{architecture}', '{quantisation}'"):
@@ -212,10 +211,8 @@ def test_lm_eval_asks_a_built_model(built: Callable[[str], Path], tmp_path: Path
     import longdecode.evals.lm_eval_adapter.model  # noqa: F401 (registers the model with lm-eval)
 
     capitals = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo", "Spain": "Madrid", "Egypt": "Cairo"}
-    rows = [
-        {"asked": f"The capital of {land} is", "choices": list(capitals.values()), "right": at}
-        for at, land in enumerate(capitals)
-    ]
+    towns = list(capitals.values())
+    rows = [{"asked": f"The capital of {x} is", "choices": towns, "right": at} for at, x in enumerate(capitals)]
     (tmp_path / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "capitals.yaml").write_text(f"""
 task: capitals
@@ -231,11 +228,6 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     arguments = {"pretrained": str(folder), "device": "cpu", "dtype": "float32", "gate": False}
     for method in ({}, {"method": "quest", "budget": 64}):
         manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-        found = simple_evaluate(
-            model="longdecode",
-            model_args=arguments | method,
-            tasks=["capitals"],
-            task_manager=manager,
-            bootstrap_iters=0,
-        )
+        asked = {"model": "longdecode", "model_args": arguments | method, "tasks": ["capitals"]}
+        found = simple_evaluate(**asked, task_manager=manager, bootstrap_iters=0)
         assert found is not None and found["results"]["capitals"]["acc,none"] >= 0.8

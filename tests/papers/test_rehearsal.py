@@ -17,7 +17,6 @@ def test_every_run_has_a_small_form_and_an_architecture(monkeypatch: pytest.Monk
     assert len(rehearsal.runs()) == 7
     for name in rehearsal.runs():
         run = build_run_config(rehearsal.scaled(name), name)
-        assert {model.path for model in run.models.values()} <= set(checkpoints.ARCHITECTURES) & set(
-            SIZES["checkpoints"]
-        )
+        known = set(checkpoints.ARCHITECTURES) & set(SIZES["checkpoints"])
+        assert {model.path for model in run.models.values()} <= known
         assert run.device == "cpu" and max(max(suite.contexts) for suite in run.suites.values()) <= 4096

@@ -105,6 +105,7 @@ def test_cuda_without_a_gpu_limit_is_refused(write_config: Any) -> None:
 
 
 def test_refusals_are_named(snakemake: Any, write_config: Any, environment: dict[str, str], tmp_path: Path) -> None:
+    """A refused variant, with the reason."""
     folder = tmp_path / "mine" / "wrong"
     folder.mkdir(parents=True)
     for file in ("method.py", "card.yaml", "rule.py"):

@@ -44,9 +44,8 @@ def test_twice_killed_run_ends_with_the_same_numbers(
     assert "Nothing to be done" in snakemake("--configfile", path, "--", "scores", check=True).stdout
     shutil.copytree(tmp_path / "results" / "trial" / "gate", tmp_path / "results" / "undisturbed" / "gate")
     snakemake("--configfile", path, "--config", "profile=undisturbed", "--", "scores", check=True)
-    resumed, whole = (
-        pd.read_parquet(tmp_path / "results" / name / "records", columns=NUMBERS) for name in ("trial", "undisturbed")
-    )
+    folders = (tmp_path / "results" / name / "records" for name in ("trial", "undisturbed"))
+    resumed, whole = (pd.read_parquet(folder, columns=NUMBERS) for folder in folders)
     assert len(resumed) == 8
     pd.testing.assert_frame_equal(resumed, whole)
 

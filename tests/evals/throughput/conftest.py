@@ -62,10 +62,8 @@ def speed_record() -> Callable[..., SpeedRecord]:
     ) -> SpeedRecord:  # fmt: skip
         beside = references or [None] * len(times)
         marks = ["clock" if index in disturbed else None for index in range(len(times))]
-        samples = [
-            SpeedSample(us=us, reference_us=reference, disturbed=mark)
-            for us, reference, mark in zip(times, beside, marks, strict=True)
-        ]
+        rows = zip(times, beside, marks, strict=True)
+        samples = [SpeedSample(us=us, reference_us=reference, disturbed=mark) for us, reference, mark in rows]
         return SpeedRecord(**(fields | {"samples": samples, "reference": "full" if references else None} | other))
 
     return make

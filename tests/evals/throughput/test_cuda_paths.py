@@ -42,10 +42,8 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         def wait_stream(self, other: object) -> None: ...
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "Stream", Context)
-    monkeypatch.setattr(torch.cuda, "stream", Context)
-    monkeypatch.setattr(torch.cuda, "device", Context)
-    monkeypatch.setattr(torch.cuda, "current_stream", Context)
+    for name in ("Stream", "stream", "device", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, Context)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("spin"))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: log.append("replay")))

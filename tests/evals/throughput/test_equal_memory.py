@@ -131,14 +131,13 @@ def test_the_bytes_of_a_sequence_are_those_of_the_cache_that_is_timed(monkeypatc
 def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "check_method", lambda *args, **kwargs: None)
     monkeypatch.setattr(equal_memory, "MAX_BATCH", 3)
-    run = run_of(
-        GRID | {"contexts": [320], "variants": [*GRID["variants"], "ahead"], "hits": GRID["hits"] | {"ahead": [0.8]}}
-    )
+    ahead = {"variants": [*GRID["variants"], "ahead"], "hits": GRID["hits"] | {"ahead": [0.8]}}
+    run = run_of(GRID | {"contexts": [320]} | ahead)
     measure_speed(run, "equal_memory", tmp_path / "speed.parquet")
     records = read_records(tmp_path / "speed.parquet", SpeedRecord)
     found = {(r.variant, r.params.get("hit_rate")): r for r in records}
-    ahead = found.pop(("ahead", 0.8))
-    assert ahead.status == "unsupported" and "a layer early" in str(ahead.reason)
+    early = found.pop(("ahead", 0.8))
+    assert early.status == "unsupported" and "a layer early" in str(early.reason)
     assert {r.status for r in found.values()} == {"ok"}, [r.reason for r in records if r.status != "ok"]
     assert len(found) == 7 and all(r.reference == "full" for r in found.values())
 

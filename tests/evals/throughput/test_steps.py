@@ -168,9 +168,8 @@ def test_the_stages_of_a_speculative_step_end_where_they_began(drafter: str, see
             block.reset()
             assert cache.positions.tolist() == draft.cache.positions.tolist() == [CONTEXT - 5] * BATCH
             block.run()
-        reads[stage] = [
-            float((state.kv_tokens_per_head - old).mean()) / 2 for state, old in zip((main, draft), before, strict=True)
-        ]
+        pairs = zip((main, draft), before, strict=True)
+        reads[stage] = [float((state.kv_tokens_per_head - old).mean()) / 2 for state, old in pairs]
     assert reads["verify"] == [CONTEXT, 0] and reads["keep"] == [0, 0] and reads["draft"][0] == 0
     assert reads["speculative_step"] == [CONTEXT, reads["draft"][1]]
     if drafter == "streaming":

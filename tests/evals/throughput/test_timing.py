@@ -27,9 +27,8 @@ class ScriptedClock:
 
 
 def block(clock: ScriptedClock, name: str, calls: int = 1) -> Case:
-    return Case(
-        name, lambda: clock.log.append(name), calls, reset=lambda: clock.log.append(f"reset {name}")
-    )  # fmt: skip
+    log = clock.log
+    return Case(name, lambda: log.append(name), calls, reset=lambda: log.append(f"reset {name}"))
 
 
 def test_a_round_is_a_b_b_a_with_a_reset_before_each() -> None:

@@ -82,9 +82,8 @@ def test_the_zero_start_predicts_as_the_model_does(decoder: Decoder, library: Bo
     for start, heads in trainer.sets.items():
         same = [torch.allclose(found, after, atol=1e-4) for found in heads.states(before, after)]
         assert all(same) == (start.init == "zero")
-    given = (
-        trainer.sets[STARTS["chained/zero"]].norm_in[0].detach() * before / before.square().mean(2, keepdim=True).sqrt()
-    )
+    weight = trainer.sets[STARTS["chained/zero"]].norm_in[0].detach()
+    given = weight * before / before.square().mean(2, keepdim=True).sqrt()
     assert 0.8 < float(given.norm() / before.norm()) < 1.2
 
 
@@ -113,9 +112,8 @@ def test_heads_see_what_decoding_sees(decoder: Decoder, library: Books, tmp_path
     found_pairs = list(pairs(heads, *hidden_states(decoder, windows), windows))
     state, dense = DecodeState(decoder.new_cache(2, RECIPE.length)), DenseAttention((), decoder.config)
     for place in range(RECIPE.length - 4):
-        hidden = decoder.forward(
-            TokenBlock(windows[:, place : place + 1], state.cache.positions[:, None]), state, dense
-        )
+        block = TokenBlock(windows[:, place : place + 1], state.cache.positions[:, None])
+        hidden = decoder.forward(block, state, dense)
         state.accept()
         for head, found in enumerate(heads.states(state.residual[:, 0], hidden[:, 0]), start=1):
             states, wanted = found_pairs[head - 1]
