@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LAYOUT = frozenset(
-    (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-)
+LAYOUT = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")}
 TRAINED = ("models", "training")
 BUDGETS: dict[tuple[str, ...], int] = {
     ("engine",): 3_400,
@@ -24,7 +22,7 @@ BUDGETS: dict[tuple[str, ...], int] = {
     ("workflow", "src", ".ci", "profiles"): 1_400,
     TRAINED: 3_600,
     # With 300 for a sceptic, who recomputes every table by a script that shares no code with the project.
-    ("tests",): 21_300,
+    ("tests",): 21_000,
     ("evals",): 7_500,
 }
 
@@ -37,11 +35,8 @@ def code_lines(source: str) -> int:
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         for part in body if isinstance(body, list) else ():
-            if (
-                isinstance(part, ast.Expr)
-                and isinstance(part.value, ast.Constant)
-                and isinstance(part.value.value, str)
-            ):
+            text = part.value.value if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) else None
+            if isinstance(text, str):
                 lines.difference_update(range(part.lineno, (part.end_lineno or part.lineno) + 1))
     return len(lines)
 
