@@ -2,10 +2,11 @@
 
     python tests/analysis/recompute.py [results/qwen ...]
 
-Every cell of summary.csv, pair of comparisons.csv, time of speed.csv, rank of ranks.csv and order of orders.csv. Means,
-counts, Wilson's and Student's bounds, Holm's correction and verdicts must equal what is printed, to its digits. Bounds
-and p-values from random draws are drawn anew: a bound must lie where our draws have 2.5 or 97.5 %, within five standard
-errors of such a share; a rank, between those at 3 and at 8 %.
+Every cell of summary.csv, pair of comparisons.csv, time of speed.csv, rank of ranks.csv, order of orders.csv, point of
+pareto.csv and row of measures.csv, but for measures that have no records, which are named. Means, counts, Wilson's and
+Student's bounds, Holm's correction and verdicts must equal what is printed, to its digits. Bounds, p-values and shares
+from random draws are drawn anew: a bound must lie where our draws have 2.5 or 97.5 %, within five standard errors of
+such a share; a rank, between those at 3 and at 8 %.
 docs/reading-a-table.md explains columns and statistics. Exits 1 where a row differs.
 """
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,8 @@ SAMPLES_OF_A_PROBLEM = {"aime24": 16, "fidelity_forced": 4}
 CELL = ["model", "suite", "task", "context", "batch", "variant", "budget"]
 PAIR = ["a", "b", "model", "b_model", "suite", "task", "context", "batch", "budget", "b_budget"]
 TIMED = ["bench", "model", "weights", "method", "variant", "params", "stage", "context", "batch", "budget"]
+LEFT = "not recomputed"
+"""Begins what is told of a row that no records are kept of."""
 Z = float(stats.norm.ppf(0.975))
 RANDOM = np.random.default_rng(1)
 
@@ -54,6 +59,12 @@ def read_cells(folder: Path) -> tuple[dict[Any, pd.DataFrame], dict[Any, str]]:
         scored[key] = cell.assign(problem=problem)
         status[key] = failed.iloc[0] if len(failed) else "ok" if len(cell) else "timeout"
     return scored, status
+
+
+def read_pools() -> dict[str, list[str]]:
+    """Return by name the tasks whose mean stands in tables."""
+    papers = (path.read_text(encoding="utf-8") for path in (ROOT / "reporting" / "papers").glob("*.yaml"))
+    return {name: tasks for paper in papers for name, tasks in (yaml.safe_load(paper).get("pools") or {}).items()}
 
 
 def tokens_read(cell: pd.DataFrame) -> float:
@@ -104,22 +115,45 @@ def drawn_means(tasks: Sequence[np.ndarray]) -> np.ndarray:
     return draws / len(tasks)
 
 
-def slack(share: float) -> float:
-    """Return how far a share of our draws may be from that of the table's."""
-    return STANDARD_ERRORS * math.sqrt(share * (1 - share) * 2 / DRAWS)
+@lru_cache(maxsize=32)
+def unit_draws(n: int, *_: object) -> np.ndarray:
+    """Return how often each of n units is drawn, over n, ``[draws, n]``; the same for all rivals at one place."""
+    return RANDOM.multinomial(n, np.full(n, 1 / n), size=DRAWS) / n
 
 
-def is_bound(low: float, draws: np.ndarray, wider: float) -> bool:
+def drawn_medians(values: np.ndarray) -> np.ndarray:
+    """Return bootstrap draws of a median."""
+    return np.median(RANDOM.choice(values, size=(DRAWS, len(values))), axis=1)
+
+
+def slack(share: float, theirs: int = DRAWS) -> float:
+    """Return how far a share of our draws may be from that of the table's, of which there are ``theirs``.
+
+    The second term is for the skew of a binomial of few draws, after Cornish and Fisher (1938).
+    """
+    error = math.sqrt(max(share * (1 - share), 0) * (1 / DRAWS + 1 / theirs))
+    return STANDARD_ERRORS * error + STANDARD_ERRORS**2 / 6 / theirs
+
+
+def near(share: float, printed: float, theirs: int = DRAWS) -> float:
+    """Return the printed share of draws where ours bears it out, else ours."""
+    return printed if abs(share - printed) <= max(slack(share, theirs), slack(printed, theirs)) + 1e-3 else share
+
+
+def is_bound(low: float, draws: np.ndarray, wider: float, room: float) -> bool:
     """Return whether a number is the draws' 2.5 % quantile, or the wider bound where that lies below it."""
-    room = 1e-5 * abs(low) + 1e-9
-    below, at_most = (draws < low - room).mean(), (draws <= low + room).mean()
-    quantile = at_most >= 0.025 - slack(0.025) or equal([low], [wider])
-    return bool(quantile and below <= 0.025 + slack(0.025) and low <= wider + room)
+    digits = 1e-5 * abs(low) + 1e-9
+    below, at_most = (draws < low - digits).mean(), (draws <= low + digits).mean()
+    quantile = at_most >= 0.025 - room or equal([low], [wider])
+    return bool(quantile and below <= 0.025 + room and low <= wider + digits)
 
 
-def judged(low: float, high: float, draws: np.ndarray, wider: Any = (math.inf, -math.inf)) -> tuple[float, float]:
+def judged(
+    low: float, high: float, draws: np.ndarray, wider: Any = (math.inf, -math.inf), theirs: int = DRAWS
+) -> tuple[float, float]:
     """Return a table's bounds where the draws, or wider bounds beyond theirs, bear them out; else the draws' own."""
-    if is_bound(low, draws, wider[0]) and is_bound(-high, -draws, -wider[1]):
+    room = slack(0.025, theirs)
+    if is_bound(low, draws, wider[0], room) and is_bound(-high, -draws, -wider[1], room):
         return low, high
     ours = np.quantile(draws, [0.025, 0.975])
     return min(ours[0], wider[0]), max(ours[1], wider[1])
@@ -171,9 +205,7 @@ class Pairs:
         self.fulls = {key[:5]: key for key, cell in self.scored.items() if cell.method.iloc[0] == "full"}
         words = table[table.b == "full"].set_index(CELL[:5]).status.to_dict()
         self.task_status = {place: self._task_status(place, words.get(place)) for place in self.fulls}
-        self.pools = {}
-        for path in (ROOT / "reporting" / "papers").glob("*.yaml"):
-            self.pools |= yaml.safe_load(path.read_text(encoding="utf-8")).get("pools") or {}
+        self.pools = read_pools()
 
     def _add_mean_of_trainings(self, model: str) -> None:
         """Add the mean over several trainings, by sample, to the cells, which keep each training's score."""
@@ -296,21 +328,27 @@ def recomputed(row: pd.Series, pairs: Pairs, pilot: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def differing_times(folder: Path) -> Iterator[str]:
-    """Yield the rows of speed.csv that the records do not give; disturbed rounds are left out."""
-    table = pd.read_csv(folder / "speed.csv", dtype={"budget": str}, low_memory=False)
-    records, best = read_records(folder / "speed"), {}
-    if len(records) != len(table):
-        yield f"speed.csv has {len(table)} rows, speed/ {len(records)}"
-    timed = {}
-    for record in records.to_dict("records"):
+def read_times(folder: Path) -> list[dict[str, Any]]:
+    """Return what was timed, with the times and the ratios of the rounds that nothing disturbed."""
+    records = read_records(folder / "speed").to_dict("records")
+    for record in records:
         record["params"] = json.dumps(json.loads(record["params"]), sort_keys=True)
         record["device"] = json.loads(record["provenance"])["device"]
         clean = [sample for sample in record["samples"] if sample["disturbed"] is None]
         record["us"] = np.array([sample["us"] for sample in clean])
         record["pairs"] = np.array([s["reference_us"] / s["us"] for s in clean if s["reference_us"] is not None])
-        timed[tuple(record[name] for name in TIMED)] = record
-        if record["bench"] == "ceiling" and clean:
+    return records
+
+
+def differing_times(folder: Path) -> Iterator[str]:
+    """Yield the rows of speed.csv that the records do not give; disturbed rounds are left out."""
+    table = pd.read_csv(folder / "speed.csv", dtype={"budget": str}, low_memory=False)
+    records, best = read_times(folder), {}
+    if len(records) != len(table):
+        yield f"speed.csv has {len(table)} rows, speed/ {len(records)}"
+    timed = {tuple(record[name] for name in TIMED): record for record in records}
+    for record in records:
+        if record["bench"] == "ceiling" and len(record["us"]):
             rate = record["bytes_min"] / np.median(record["us"])
             best[record["device"]] = max(rate, best.get(record["device"], 0))
     for _, row in table.iterrows():
@@ -324,14 +362,14 @@ def differing_times(folder: Path) -> Iterator[str]:
         if len(pairs):
             ours["ratio"] = np.median(pairs)
         if len(pairs) > 1:
-            draws = np.median(RANDOM.choice(pairs, size=(DRAWS, len(pairs))), axis=1)
-            ours["ratio_low"], ours["ratio_high"] = judged(row.ratio_low, row.ratio_high, draws)
+            ours["ratio_low"], ours["ratio_high"] = judged(row.ratio_low, row.ratio_high, drawn_medians(pairs))
         if wrong := differences(row, ours):
             yield f"speed.csv {tuple(row[TIMED])}: {wrong}"
 
 
 def main(folders: Sequence[Path]) -> int:
     """Print a line a run and one for each row that differs; return 1 where there is one."""
+    from recompute_measures import differing_front, differing_measures
     from recompute_ranks import differing_ranks
 
     wrong = 0
@@ -342,12 +380,16 @@ def main(folders: Sequence[Path]) -> int:
             "comparisons": ("comparisons", [*differing_pairs(folder, scored, status)]),
             "times": ("speed", [*differing_times(folder)]),
             "ranks": ("ranks", [*differing_ranks(folder, scored, status)]),
+            "front": ("pareto", [*differing_front(folder, scored, status)]),
+            "measures": ("measures", [*differing_measures(folder, scored, status)]),
         }  # fmt: skip
         rows = {name: len(pd.read_csv(folder / f"{file}.csv", low_memory=False)) for name, (file, _) in found.items()}
         print(
             f"{folder.name}:", ", ".join(f"{n - len(found[k][1]):,} of {n:,} {k}" for k, n in rows.items()), flush=True
         )
-        differing = [text for _, texts in found.values() for text in texts]
+        differing = [text for _, texts in found.values() for text in texts if not text.startswith(LEFT)]
+        left = Counter(text for text in found["measures"][1] if text.startswith(LEFT))
+        print("".join(f"  {text}: {n}\n" for text, n in left.items()), end="")
         print("".join(f"  {text}\n" for text in differing), end="", flush=True)
         wrong += len(differing)
     return int(wrong > 0)

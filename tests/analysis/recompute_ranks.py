@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from recompute import DRAWS, RANDOM, Pairs, differences, equal, holm, slack
+from recompute import Pairs, differences, equal, holm, near, unit_draws
 from scipy import stats
 
 
@@ -38,8 +38,7 @@ def differing_ranks(folder: Path, scored: dict[Any, pd.DataFrame], status: dict[
             sign = (-1 if cell.higher_is_better.all() else 1) * (100 if (cell.unit == "fraction").all() else 1)
             units = sign * np.array([np.subtract(*pairs.units(key[at], pairs.fulls[able[at]])) for key in keys])
             losses.append(units.mean(axis=1))
-            n = units.shape[1]
-            draws.append(RANDOM.multinomial(n, np.full(n, 1 / n), size=DRAWS) @ units.T / n)
+            draws.append(unit_draws(units.shape[1], able[at]) @ units.T)
         by = {"rank": np.mean(draws, axis=0), "worst": np.max(draws, axis=0)}
         ranges = {name: [rank_ranges(drawn, alpha) for alpha in (0.03, 0.08)] for name, drawn in by.items()}
         for at, (row, key) in enumerate(zip(rows.itertuples(), keys, strict=True)):
@@ -59,8 +58,7 @@ def differing_ranks(folder: Path, scored: dict[Any, pd.DataFrame], status: dict[
         (a, a_draws), (b, b_draws) = (lost[row.suite, row.context, row.budget, name] for name in (row.a, row.b))
         share = (a_draws < b_draws).mean()
         word = "same" if row.share >= 0.975 else "reversed" if row.share <= 0.025 else "cannot tell"
-        near = abs(share - row.share) <= slack(max(share, row.share) if share < 0.5 else min(share, row.share)) + 1e-3
-        if not (equal([row.a_loss, row.b_loss], [a, b]) and near and row.outcome == word):
+        if not (equal([row.a_loss, row.b_loss, row.share], [a, b, near(share, row.share)]) and row.outcome == word):
             yield f"orders.csv {row}: ours {a}, {b}, {share}"
 
 

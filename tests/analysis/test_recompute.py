@@ -35,11 +35,12 @@ def test_a_committed_run_is_what_its_records_give(run: str) -> None:
 @pytest.mark.parametrize(
     ("file", "changed"),
     [("summary", {"value": 0.01}), ("summary", {"high": 0.02}), ("comparisons", {"low": -1.0, "high": -1.0}),
-     ("comparisons", {"p": 0.2}), ("comparisons", {"n": 1}), ("ranks", {"rank_high": 1})],
+     ("comparisons", {"p": 0.2}), ("comparisons", {"n": 1}), ("ranks", {"rank_high": 1}),
+     ("measures", {"value": 0.01}), ("measures", {"high": 9.0}), ("pareto", {"loss": 1.0, "front_share": 1})],
 )  # fmt: skip
 def test_a_changed_number_is_found(tmp_path: Path, file: str, changed: dict[str, float]) -> None:
-    shutil.copytree(RESULTS / "retro-0.5b", tmp_path / "run")
-    table = pd.read_csv(path := tmp_path / "run" / f"{file}.csv", low_memory=False)
+    shutil.copytree(RESULTS / ("pilot" if file == "pareto" else "retro-0.5b"), tmp_path / "run")
+    table = pd.read_csv(path := tmp_path / "run" / f"{file}.csv", dtype_backend="numpy_nullable")
     for name, more in changed.items():
         table[name] = table[name].where(table.index != min(3, len(table) - 1), table[name] + more)
     table.to_csv(path, index=False)

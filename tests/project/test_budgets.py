@@ -21,7 +21,6 @@ BUDGETS: dict[tuple[str, ...], int] = {
     ("analysis", "reporting"): 3_600,
     ("workflow", "src", ".ci", "profiles"): 1_400,
     TRAINED: 3_600,
-    # With 300 for a sceptic, who recomputes every table by a script that shares no code with the project.
     ("tests",): 21_000,
     ("evals",): 7_500,
 }
