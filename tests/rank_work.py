@@ -46,7 +46,7 @@ def sum_norms(rank: Rank, device: torch.device) -> list[bool]:
 
     sums = peer_sum_norm(1536, device, torch.bfloat16)
     parts = torch.ones(rank.world, 4, 3, 1536, dtype=torch.bfloat16, device=device)
-    weight, rng = torch.ones_like(parts[0, 0, 0]), torch.Generator().manual_seed(0)
+    weight, rng, right = torch.ones_like(parts[0, 0, 0]), torch.Generator().manual_seed(0), []
 
     def totals() -> torch.Tensor:
         return torch.stack([sums(part, torch.zeros_like(part), weight, 1e-6)[1] for part in parts[rank.index]])
@@ -54,7 +54,6 @@ def sum_norms(rank: Rank, device: torch.device) -> list[bool]:
     totals()
     with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
         found = totals()
-    right = []
     for at in range(200):
         parts.copy_(torch.randn(parts.shape, generator=rng))
         if at % 7 == rank.index:
