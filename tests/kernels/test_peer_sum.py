@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Timer
+from threading import Thread, Timer
 
 import pytest
 import torch
@@ -20,8 +20,7 @@ def words_of(parts: torch.Tensor, call: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("rank", "dtype", "first"), [(0, torch.float32, 1), (2, torch.float16, 65_535)])
 def test_sums_what_peers_left_and_leaves_its_part(rank: int, dtype: torch.dtype, first: int, seed: int) -> None:
-    world, rows, width = 3, 2, 77
-    rng = torch.Generator().manual_seed(seed)
+    world, rows, width, rng = 3, 2, 77, torch.Generator().manual_seed(seed)
     buffers = words_of(torch.zeros(world, 2, world, 4, width, dtype=dtype), first - 3)  # of a call before
     before = buffers.clone()
     calls = torch.full((4,), first - 1, dtype=torch.int32)
@@ -36,13 +35,14 @@ def test_sums_what_peers_left_and_leaves_its_part(rank: int, dtype: torch.dtype,
         out, total = torch.full((2, rows, width), float("nan"), dtype=dtype)
         places = tuple(buffers[i].data_ptr() for i in range(world))
         constants = {"RANK": rank, "WORLD": world, "ROWS": 4, "WIDTH": width, "BLOCK": 128, "PDL": False}
-        peer_sum_norm_kernel[(rows,)](parts[rank], residual, weight, out, total, places, calls, 1e-6, **constants)
-        late.join()
-        sums = parts[0].float() + parts[1].float() + parts[2].float()
-        expected = add_rms_norm(sums.to(dtype), residual, weight, 1e-6)
+        given = parts[rank], residual, weight, out, total, places, calls, 1e-6
+        launch = Thread(target=lambda: peer_sum_norm_kernel[(rows,)](*given, **constants), daemon=True)  # noqa: B023
+        launch.start()
+        launch.join(60)
+        assert not launch.is_alive(), "waits for words that nobody writes"
+        expected = add_rms_norm(sum(parts.float()).to(dtype), residual, weight, 1e-6)
         assert torch.equal(total, expected[1])
         torch.testing.assert_close(out, expected[0])
-        for peer in peers:
-            assert torch.equal(buffers[peer, call % 2, rank, :rows], words[rank])
+        assert all(torch.equal(buffers[peer, call % 2, rank, :rows], words[rank]) for peer in peers)
         assert torch.equal(buffers[:, :, :, rows:], before[:, :, :, rows:])
         assert calls.tolist() == [call, call, first - 1, first - 1]
