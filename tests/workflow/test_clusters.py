@@ -106,13 +106,13 @@ def test_a_plan_is_priced_by_the_steps_prefills_and_memory_that_were_measured() 
         assert 0.2e9 < peaks.max()[place] - needed < 0.6e9 < RUNTIME_GB * 1e9
 
 
-def test_planned_gpu_time_is_what_the_logged_jobs_of_the_able_model_take_alone() -> None:
+def test_plans_are_what_the_able_model_s_jobs_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGDECODE_CACHE", str(tmp_path))  # with the checkpoint here, methods' own bytes count too
     runs = [ROOT / "results" / name for name in ("qwen-32k", "qwen-64k", "qwen-budgets")]
     jobs, size = pd.concat(map(jobs_alone, runs)), size_of("qwen2.5-coder-1.5b")
     rates = fitted(np.c_[jobs.batches, jobs.prompts * jobs.context], jobs.host_s - size.start_seconds)
     assert [sweep.TIMES["batch_seconds"], sweep.TIMES["seconds_per_made_token"]] == rates
-    for run in runs:
-        (row,) = gpu_time(run).itertuples()
+    for row in pd.concat(map(gpu_time, runs)).itertuples():
         assert row.planned_s == pytest.approx(row.alone_s, rel=0.25)
     # The peak of results/qwen/prefill.csv, without what CUDA itself holds.
     assert 0 < cost_of(load_run_config(ROOT / "config/qwen-64k.yaml")).memory_bytes - 22.76e9 < 1e9
