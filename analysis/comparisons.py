@@ -34,7 +34,7 @@ _FAMILY = ["b", "b_model", "suite", "task", "context", "batch", "budget", "b_bud
 """Columns that the variants of one table share; Holm's correction is over the rows of such a table."""
 PARETO_COLUMNS = (
     "model", "suite", "task", "context", "batch", "variant", "budget", "budget_tokens", "n", "loss", "unit",
-    "times_full", "front_share",
+    "steps_of", "times_full", "front_share",
 )  # fmt: skip
 RANK_COLUMNS = (
     "model", "suite", "context", "variant", "budget", "tasks", "bytes_share", "rank_low", "rank_high", "worst_task",
@@ -237,7 +237,9 @@ def _verdict(row: Mapping[Any, Any], spread: Spread) -> stats.Verdict | None:
 def pareto_table(cells: Cells, timed: Iterable[SpeedRecord], spread: Spread) -> pd.DataFrame:
     """Return a row for each variant that was scored and timed with the same parameters, budget and context.
 
-    Rows of one model, suite, context and timed batch are rivals; full attention (no loss, 1 time as fast) is one.
+    Steps of a shape with random weights stand beside each model's losses, whatever the parameters: roles, say, are a
+    model's own. Rows of one model, suite, context, timed model and batch are rivals; full attention (no loss, 1 time
+    as fast) is one.
     ``front_share`` is the share of bootstrap draws in which no other is as good at both and better at one. A draw
     resamples prompts, the same for all rivals, and timed rounds. A suite stands as its mean, or as its only task.
 
@@ -246,15 +248,15 @@ def pareto_table(cells: Cells, timed: Iterable[SpeedRecord], spread: Spread) -> 
         timed: speed records of the same run.
         spread: the seed of the draws.
     """
-    speeds: dict[object, list[tuple[int, Floats]]] = defaultdict(list)
+    speeds: dict[object, list[tuple[str, int, Floats]]] = defaultdict(list)
     for r in timed:
         is_step = r.bench == "decode" and r.stage == "step" and r.reference == REFERENCE_METHOD
         if is_step and len(ratios := grouped.clean_ratios(r)):
-            speeds[_setup(r)].append((r.batch, ratios))
+            speeds[_setup(r, r.weights == "random")].append((r.model, r.batch, ratios))
     places: dict[tuple[Any, ...], list[tuple[dict[str, Any], Floats, Floats]]] = defaultdict(list)
     for _, members in means(against_full(cells), cells, grouped.task_statuses(cells, spread), {}, fewest=1):
         cell, first = members[0][0], next(iter(cells[members[0][0]].values()))
-        for batch, ratios in speeds.get(_setup(first), ()):
+        for steps_of, batch, ratios in (*speeds[_setup(first)], *speeds[_setup(first, shape=True)]):
             sign = -1.0 if first.higher_is_better else 1.0
             scale, unit = (100 * sign, "points") if first.unit == "fraction" else (sign, first.unit)
             gaps, losses = drawn_differences(members, cells, spread)
@@ -263,9 +265,9 @@ def pareto_table(cells: Cells, timed: Iterable[SpeedRecord], spread: Spread) -> 
             row = cell._asdict() | {
                 "task": cell.task if len(members) == 1 else ALL_TASKS, "batch": batch, "unit": unit,
                 "n": sum(map(len, gaps)), "loss": scale * stats.mean_of_groups(*gaps),
-                "budget_tokens": first.budget_tokens, "times_full": np.median(ratios),
+                "budget_tokens": first.budget_tokens, "steps_of": steps_of, "times_full": np.median(ratios),
             }  # fmt: skip
-            places[cell.model, cell.suite, cell.context, batch].append((row, scale * losses.mean(axis=0), drawn))
+            places[cell.model, cell.suite, cell.context, steps_of, batch].append((row, scale * losses.mean(axis=0), drawn))
     rows = []
     for rivals in places.values():
         found, losses, times = zip(*rivals, strict=True)
@@ -274,9 +276,9 @@ def pareto_table(cells: Cells, timed: Iterable[SpeedRecord], spread: Spread) -> 
     return pd.DataFrame(rows, columns=list(PARETO_COLUMNS)).astype({"budget_tokens": "Int64"})
 
 
-def _setup(r: BaseRecord) -> tuple[object, ...]:
-    """Return what must be the same where a variant is scored and where it is timed."""
-    return r.model, r.variant, str(r.params), r.context, r.budget_tokens
+def _setup(r: BaseRecord, shape: bool = False) -> tuple[object, ...]:
+    """Return what must be the same where a variant is scored and where it is timed, on the model or on a shape."""
+    return (r.variant, r.context, r.budget_tokens, *(() if shape else (r.model, str(r.params))))
 
 
 def drawn_differences(members: Sequence[CellPair], cells: Cells, spread: Spread) -> tuple[list[Floats], Floats]:

@@ -294,7 +294,7 @@ def joined(run: Run) -> pd.DataFrame:
     # A budget that grows was timed at a full context; most prompts are shorter, so that fewer tokens were read.
     rows = run.leading(rows[~rows.variant.isin(run.growing)])
     keys = ["model", "suite", "task", "context", "batch", "variant", "budget"]
-    shares = run.pareto[[*keys, "front_share"]] if len(run.pareto) else pd.DataFrame(columns=[*keys, "front_share"])
+    shares = run.pareto.query("steps_of == model")[[*keys, "front_share"]] if len(run.pareto) else pd.DataFrame(columns=[*keys, "front_share"])
     rows = rows.merge(shares.astype(rows[keys].dtypes.to_dict()), on=keys, how="left")
     return rows.drop_duplicates(["model", "context", "variant", "budget_tokens", "batch", "suite", "task"]).assign(
         title=rows.variant.map(run.title), family=rows.variant.map(run.family), run=run.name

@@ -21,6 +21,7 @@ FEWER_DRAWS = 2_000
 """Of a point of a curve and of a front; other intervals have 10,000."""
 KEY = "measure model variant over task context batch budget setting over_setting length at".split()
 POINT = "model suite task context batch variant budget".split()
+FRONT = [*POINT[:4], "steps_of", *POINT[4:]]
 SETUP, STEP = [*KEY[1:3], "params", "context", "budget_tokens"], KEY[1:3] + KEY[5:9]
 TEXT = "model task context variant budget length measure at".split()
 SHARES = "distinct_1 distinct_2 distinct_3 distinct_4 average_distinct repeated_8 alpha beta".split()
@@ -58,7 +59,8 @@ def differing_front(folder: Path, scored: dict[Any, pd.DataFrame], status: dict[
     steps, rivals = defaultdict(list), defaultdict(list)
     for r in base.read_times(folder):
         if (r["bench"], r["stage"], r["reference"]) == ("decode", "step", "full") and len(r["pairs"]):
-            steps[tuple(text(r[name]) for name in SETUP)].append((r["batch"], r["pairs"]))
+            names = SETUP[1:2] + SETUP[3:] if r["weights"] == "random" else SETUP
+            steps[tuple(text(r[name]) for name in names)].append((r["model"], r["batch"], r["pairs"]))
     pairs = base.Pairs(scored, status, pd.read_csv(folder / "comparisons.csv", low_memory=False))
     able = sorted(place for place, word in pairs.task_status.items() if word != "baseline_fails")
     for suite, variant in sorted({(k[:2] + k[3:5], k[5:]) for k in pairs.scored.keys() - {*pairs.fulls.values()}}):
@@ -68,18 +70,19 @@ def differing_front(folder: Path, scored: dict[Any, pd.DataFrame], status: dict[
         first = pairs.scored[keys[0]].iloc[0]
         params, task = json.dumps(json.loads(first.params), sort_keys=True), keys[0][2] if len(keys) == 1 else "all"
         sign = (-1 if first.higher_is_better else 1) * (100 if first.unit == "fraction" else 1)
-        for batch, ratios in steps[suite[0], variant[0], params, text(suite[2]), text(first.budget_tokens)]:
+        size = (text(suite[2]), text(first.budget_tokens))
+        for timed, batch, ratios in steps[suite[0], variant[0], params, *size] + steps[variant[0], *size]:
             gaps = [sign * np.subtract(*pairs.units(key, pairs.fulls[key[:5]])) for key in keys]
             lost = sum(base.unit_draws(len(gap), key[:5]) @ gap for key, gap in zip(keys, gaps, strict=True))
-            key = (*suite[:2], task, suite[2], batch, *variant)
+            key = (*suite[:2], task, suite[2], timed, batch, *variant)
             ours = {"n": sum(map(len, gaps)), "loss": base.mean_over_tasks(gaps), "budget_tokens": first.budget_tokens}
             fast = {"times_full": np.median(ratios), "drawn": (lost.round(9), base.drawn_medians(ratios))}
-            rivals[suite, batch].append(dict(zip(POINT, key, strict=True)) | ours | fast)
+            rivals[suite, timed, batch].append(dict(zip(FRONT, key, strict=True)) | ours | fast)
     for point, others in ((point, points) for points in rivals.values() for point in points):
         (lost, fast), drawn = point["drawn"], [(0, 1), *(each["drawn"] for each in others)]
         beaten = [(x <= lost) & (y >= fast) & ((x < lost) | (y > fast)) for x, y in drawn]
         point["front_share"] = 1 - np.any(beaten, axis=0).mean()
-    yield from differing(folder / "pareto.csv", POINT, chain(*rivals.values()))
+    yield from differing(folder / "pareto.csv", FRONT, chain(*rivals.values()))
 
 
 def differing_measures(folder: Path, scored: dict[Any, pd.DataFrame], status: dict[Any, str]) -> Iterator[str]:

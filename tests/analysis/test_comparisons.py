@@ -298,7 +298,9 @@ def test_another_budget_context_or_parameter_is_no_time_of_the_variant(cells: An
     others = [step("quest", 2.0, budget="512", budget_tokens=512), step("quest", 2.0, context=4096),
               step("quest", 2.0, params={"page": 32}), step("quest", 2.0, stage="prefill")]  # fmt: skip
     assert pareto_table(cells, others, Spread(0.95, 100, 0)).empty
-    assert np.allclose(pareto_table(cells, [step("quest", 2.0)], Spread(0.95, 100, 0))["times_full"], 2.0)
+    shape = step("quest", 3.0, model="llama3-8b", weights="random", params={"page": 32})
+    table = pareto_table(cells, [step("quest", 2.0), shape], Spread(0.95, 100, 0)).set_index("steps_of")
+    assert np.allclose(table["times_full"], [2.0, 3.0]) and table.index[1] == "llama3-8b"
 
 
 def test_ranks_and_printed_orders(cell: Callable[..., list[Record]], tmp_path: Path) -> None:
