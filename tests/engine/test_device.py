@@ -106,8 +106,7 @@ def test_jobs_share_a_gpu_only_where_that_is_allowed(locks: Path, monkeypatch: p
     monkeypatch.setenv(devices.JOBS_VARIABLE, "2")
     two = ["a", "b"]
     with ExitStack() as jobs:
-        taken = [jobs.enter_context(lease_gpu(CUDA, uuids=two)).index for _ in range(3)]
-        assert taken == [0, 1, 0]
+        assert [jobs.enter_context(lease_gpu(CUDA, uuids=two)).index for _ in range(3)] == [0, 1, 0]
         with ExitStack() as fourth:
             assert fourth.enter_context(lease_gpu(CUDA, uuids=two)).index == 1
         freed = threading.Timer(0.2, jobs.pop_all().close)

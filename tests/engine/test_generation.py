@@ -62,8 +62,7 @@ def test_forcing_greedy_tokens_changes_nothing(decoder: Decoder, method: Attenti
     prompt = random_ids(20, VOCAB)
     generator = Generator(decoder)
     free = generator.run([Request(prompt, 12)], method)[0].output_ids
-    forced = generator.run([Request(prompt, 5, free[:7])], method)[0].output_ids
-    assert forced == free[7:]
+    assert generator.run([Request(prompt, 5, free[:7])], method)[0].output_ids == free[7:]
 
 
 def test_a_stop_token_ends_its_row_alone(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
