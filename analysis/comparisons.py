@@ -267,7 +267,9 @@ def pareto_table(cells: Cells, timed: Iterable[SpeedRecord], spread: Spread) -> 
                 "n": sum(map(len, gaps)), "loss": scale * stats.mean_of_groups(*gaps),
                 "budget_tokens": first.budget_tokens, "steps_of": steps_of, "times_full": np.median(ratios),
             }  # fmt: skip
-            places[cell.model, cell.suite, cell.context, steps_of, batch].append((row, scale * losses.mean(axis=0), drawn))
+            places[cell.model, cell.suite, cell.context, steps_of, batch].append(
+                (row, scale * losses.mean(axis=0), drawn)
+            )
     rows = []
     for rivals in places.values():
         found, losses, times = zip(*rivals, strict=True)

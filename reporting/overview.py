@@ -26,18 +26,11 @@ _REACHES = ("reproduced", "partly", "not reproduced")
 def write_overview(site: Site) -> None:
     """Write index.html."""
     page, rows = Page("index"), site.joined
-    values: dict[str, Any] = {"hero": None, "cards": [], "needs": [], "answers": None, "controls": {}}
+    values: dict[str, Any] = {"hero": None, "cards": [], "needs": [], "answers": None, "controls": {}, "needed": NEEDED}
     if len(rows):
         values |= _tradeoff(site, page, rows)
-    site.write(
-        page,
-        "overview.html",
-        findings=list(findings(site)),
-        claims=claim_rows(site),
-        gaps=_gaps(site, page),
-        needed=NEEDED,
-        **values,
-    )
+    told = {"findings": list(findings(site)), "claims": claim_rows(site), "gaps": _gaps(site, page)}
+    site.write(page, "overview.html", **told, **values)
 
 
 def place_words(site: Site, place: tuple[Any, ...]) -> str:
@@ -48,7 +41,7 @@ def place_words(site: Site, place: tuple[Any, ...]) -> str:
 
 def default_place(rows: pd.DataFrame) -> tuple[Any, ...]:
     """Return the place that the Overview opens with: where tasks have the most prompts, then the larger batch."""
-    fewest = rows.groupby(PLACE).n.min()
+    fewest = rows[rows.model == rows.losses_of].groupby(PLACE).n.min()
     return max(fewest.index, key=lambda place: (fewest[place], place[3], place[2]))
 
 

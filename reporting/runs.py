@@ -280,21 +280,23 @@ def _checked(path: Path) -> dict[str, Any]:
 def joined(run: Run) -> pd.DataFrame:
     """Join quality and speed by model, context, variant and budget: one row a batch and main task.
 
-    What was not timed as it was scored has no row.
+    What was not timed as it was scored has no row. A shape with random weights has the losses of the run's only model,
+    which stands as ``losses_of`` beside it.
     """
     if run.losses.empty or run.steps.empty:
         return pd.DataFrame()
     sizes = run.summary.drop_duplicates(CELL)[[*CELL, "budget_tokens", "kv_tokens_read", "value"]]
     scored = _whole(run.losses.drop(columns=["batch"]).merge(sizes, on=CELL)).dropna(subset=["budget_tokens", "loss"])
     timed = _whole(run.steps).rename(columns={"ratio": "speed", "ratio_low": "speed_low", "ratio_high": "speed_high"})
-    timed = timed[
-        ["model", "context", "variant", "budget_tokens", "batch", "speed", "speed_low", "speed_high", "median_us"]
-    ]
-    rows = scored.merge(timed.dropna(subset=["speed"]), on=["model", "context", "variant", "budget_tokens"])
+    on = ["model", "context", "variant", "budget_tokens"]
+    timed = timed[[*on, "batch", "speed", "speed_low", "speed_high", "median_us"]].dropna(subset=["speed"])
+    scored = scored.assign(losses_of=scored.model)
+    shapes = timed[~timed.model.isin(scored.model) & (scored.model.nunique() == 1)]
+    rows = pd.concat([scored.merge(timed, on=on), scored.drop(columns=["model"]).merge(shapes, on=on[1:])])
     # A budget that grows was timed at a full context; most prompts are shorter, so that fewer tokens were read.
     rows = run.leading(rows[~rows.variant.isin(run.growing)])
     keys = ["model", "suite", "task", "context", "batch", "variant", "budget"]
-    shares = run.pareto.query("steps_of == model")[[*keys, "front_share"]] if len(run.pareto) else pd.DataFrame(columns=[*keys, "front_share"])
+    shares = run.pareto.reindex(columns=["steps_of", *keys[1:], "front_share"]).rename(columns={"steps_of": "model"})
     rows = rows.merge(shares.astype(rows[keys].dtypes.to_dict()), on=keys, how="left")
     return rows.drop_duplicates(["model", "context", "variant", "budget_tokens", "batch", "suite", "task"]).assign(
         title=rows.variant.map(run.title), family=rows.variant.map(run.family), run=run.name
