@@ -305,7 +305,7 @@ def joined(run: Run) -> pd.DataFrame:
 
 def able(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of models that are not small, which enter no recommendation where another does; else all."""
-    found = rows[~rows.model.isin(wording.TITLES["small"])] if len(rows) else rows
+    found = rows[~rows.get("losses_of", rows.model).isin(wording.TITLES["small"])] if len(rows) else rows
     return found if len(found) else rows
 
 
