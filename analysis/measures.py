@@ -39,7 +39,7 @@ _SAME_BATCH = "decode"
 
 DISTINCT = ("distinct_1", "distinct_2", "distinct_3", "distinct_4")
 TEXT_UNITS = {
-    "alpha": "share", "beta": "share", "speedup": "times", "tokens_per_step": "tokens a step", "ms_per_token": "ms",
+    "alpha": "share", "beta": "share", "speedup": "times", "tokens_per_step": "tokens a step",
     "speedup_growth": "of Full's speed", "minutes": "minutes",
     **dict.fromkeys((*DISTINCT, "average_distinct", "repeated_8"), "share"),
 }  # fmt: skip
@@ -106,13 +106,15 @@ def _pooled_scores(cells: Cells, pools: Mapping[str, Sequence[str]], spread: Spr
 def _curves(cells: Cells, spread: Spread) -> Rows:
     """Yield scores along long answers (``score_along``) and losses along long texts (``loss_along``).
 
-    A curve has at most ``STRETCHES`` points: each is the mean over a stretch of parts (questions, segments), ``at`` its
-    last part and ``length`` the parts of the whole. The unit is the problem.
+    Of a task's contexts the shortest has curves. A curve has at most ``STRETCHES`` points: each is the mean over a
+    stretch of parts (questions, segments), ``at`` its last part and ``length`` the parts of the whole. The unit is the
+    problem.
     """
+    shortest = pd.DataFrame(list(cells), columns=Cell._fields).groupby(["model", "task"]).context.min()
     for cell, samples in cells.items():
         first = next(iter(samples.values()))
         length = max(len(r.parts or ()) for r in samples.values())
-        if length < STRETCHES:
+        if length < STRETCHES or cell.context > shortest[cell.model, cell.task]:
             continue
         step, drawn = -(-length // STRETCHES), replace(spread, resamples=CURVE_DRAWS)
         scale, unit = (100.0, "points") if first.unit == "fraction" else (1.0, first.unit)
@@ -391,7 +393,6 @@ def _of_text(seen: Mapping[str, float], full: Mapping[str, float] | None) -> Ite
         if ms is None:
             continue
         yield "minutes", at, ms / 60_000
-        yield "ms_per_token", at, ms / (tokens - 1)
         if full is not None and f"at_{at}_ms" in full:
             plain = full[f"at_{at}_ms"] / (full[f"at_{at}_tokens"] - 1)
             speedups[at] = plain * (tokens - 1) / ms

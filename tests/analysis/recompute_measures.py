@@ -107,11 +107,12 @@ def pooled(cells: dict[Any, pd.DataFrame]) -> Iterator[dict[str, Any]]:
 
 def curves(cells: dict[Any, pd.DataFrame]) -> Iterator[dict[str, Any]]:
     """Yield scores and losses along answers and texts of eight parts or more, in at most eight stretches."""
+    shortest = pd.DataFrame([*cells]).groupby([0, 2])[3].min()
     for key, cell in cells.items():
         length = max(0 if parts is None else len(parts) for parts in cell.parts)
         shares, higher, step = (cell.unit == "fraction").all(), cell.higher_is_better.all(), -(-length // 8)
         scale, kind = 100 if shares else 1, "score" if higher else "loss"
-        answers = cell[["problem", "parts"]].to_numpy() if length >= 8 else ()
+        answers = cell[["problem", "parts"]].to_numpy() if length >= 8 and key[3] == shortest[key[0], key[2]] else ()
         parts = [(i // step, problem, part) for problem, answer in answers for i, part in enumerate(answer)]
         for stretch, means in pd.DataFrame(parts, columns=[*"abc"]).groupby(["a", "b"]).c.mean().groupby("a"):
             units, at = means.to_numpy(), min((stretch + 1) * step, length)
@@ -178,8 +179,8 @@ def of_a_text(seen: dict[str, float], full: dict[str, float], ids: Any) -> Itera
     for at in sorted({int(name.split("_")[1]) for name in seen if name.startswith("at_")}):
         steps, tokens, ms, ngram = (seen.get(f"at_{at}_{x}", nan) for x in ("steps", "tokens", "ms", "ngram_tokens"))
         plain = full.get(f"at_{at}_ms", nan) / (full.get(f"at_{at}_tokens", nan) - 1)
-        found["tokens_per_step", at], found["ms_per_token", at] = (tokens - 1) / steps, ms / (tokens - 1)
-        found["minutes", at], found["speedup", at] = ms / 60_000, plain / (ms / (tokens - 1))
+        found["tokens_per_step", at], found["minutes", at] = (tokens - 1) / steps, ms / 60_000
+        found["speedup", at] = plain / (ms / (tokens - 1))
         found["alpha", at], found["beta", at] = (tokens - 1 - steps) / steps / depth, ngram / steps / depth
     found["speedup_growth", whole] = found["speedup", whole] - found.get(("speedup", whole // 5), nan)
     yield from ((key, value) for key, value in found.items() if not np.isnan(value))
