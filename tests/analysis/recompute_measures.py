@@ -107,7 +107,7 @@ def pooled(cells: dict[Any, pd.DataFrame]) -> Iterator[dict[str, Any]]:
 
 def curves(cells: dict[Any, pd.DataFrame]) -> Iterator[dict[str, Any]]:
     """Yield scores and losses along answers and texts of eight parts or more, in at most eight stretches."""
-    shortest = pd.DataFrame([*cells]).groupby([0, 2])[3].min()
+    shortest = pd.DataFrame([*cells], columns=range(7)).groupby([0, 2])[3].min()
     for key, cell in cells.items():
         length = max(0 if parts is None else len(parts) for parts in cell.parts)
         shares, higher, step = (cell.unit == "fraction").all(), cell.higher_is_better.all(), -(-length // 8)
