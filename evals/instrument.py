@@ -50,11 +50,8 @@ def check_instrument(config: RunConfig, records_dir: Path, output: Path) -> None
     # Earlier configurations of the profile may have left records of variants or suites that this one no longer has.
     paths = [file.path(records_dir) for file in record_files(config)]
     records = [record for path in paths if path.exists() for record in read_records(path, Record)]
-    checks = [
-        {"model": model, **asdict(check)}
-        for model in config.models
-        for check in run_checks(config.instrument, [r for r in records if r.model == model])
-    ]
+    found = {model: run_checks(config.instrument, [r for r in records if r.model == model]) for model in config.models}
+    checks = [{"model": model, **asdict(check)} for model, own in found.items() for check in own]
     passed = all(check["outcome"] != "failed" for check in checks)
     content = {"passed": passed, "thresholds": asdict(config.instrument), "checks": checks}
     write_text(output, json.dumps(content, indent=1) + "\n")

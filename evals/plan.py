@@ -91,8 +91,7 @@ class Plan:
             raise ConfigError(f"--cores {cores}: no job could run; give 1 or more, or `all`")
         self._on_cluster = on_cluster
         self.run, self.root, self.cores = run, root, cores
-        self.results = f"results/{run.profile}"
-        self.report = f"reports/{run.profile}"
+        self.results, self.report = f"results/{run.profile}", f"reports/{run.profile}"
         on = {suite: [variant for variant in run.methods if suite in run.suites_of(variant)] for suite in run.suites}
         self.suite_variants = {suite: variants for suite, variants in on.items() if variants}
         self.record_files = run_config.record_files(run)
@@ -290,8 +289,8 @@ class Plan:
         return {"overlap": self.run.overlap, "code": self.run.overlap and self.code_of("training.roles.overlap")}
 
     def _locality(self) -> dict[str, Any]:
-        spec = self.run.locality
-        return {"locality": spec, "code": spec and self.code_of("training.forks.locality", "methods")}
+        code = self.run.locality and self.code_of("training.forks.locality", "methods")
+        return {"locality": self.run.locality, "code": code}
 
     def _retrospection(self, model: str) -> dict[str, Any]:
         spec, code = self.run.retrospection, self.code_of("evals.retrospection", "methods")
@@ -334,9 +333,7 @@ class Plan:
         On a CPU it asks for all, as jobs side by side would slow each other, and computes with all but one: threads
         that wait for each other lose tenfold where anything else needs their processor.
         """
-        if self.gpus() or self.cores is None:
-            return self.threads
-        return self.cores, max(1, _processors() - 1)
+        return self.threads if self.gpus() or self.cores is None else (self.cores, max(1, _processors() - 1))
 
     def _methods(self, variants: Iterable[str], model: str) -> dict[str, Any]:
         known = {variant: self.run.methods[variant] for variant in variants if variant in self.run.methods}

@@ -120,8 +120,7 @@ class RunConfig(typed.Part):
 
     def _references(self) -> Iterator[tuple[Any, ...]]:
         """Yield what ``require_known`` takes, of every name of a part of the configuration."""
-        shapes = tuple(speed.RAW_SHAPES)
-        models = (*self.models, *shapes)
+        shapes, models = tuple(speed.RAW_SHAPES), (*self.models, *speed.RAW_SHAPES)
         for variant, spec in self.methods.items():
             yield "model", spec.by_model, models, f"methods.{variant}.by_model", self.models
             yield "suite of this run", spec.suites or (), self.suites, f"methods.{variant}.suites"
@@ -232,10 +231,7 @@ class RecordFile(NamedTuple):
         return folder / self.model / self.variant / f"{self.suite}{part}.parquet"
 
 
-RESULT_TABLES = (
-    "summary.csv", "speed.csv", "comparisons.csv", "measures.csv", "pareto.csv", "ranks.csv", "orders.csv",
-    "claims.csv",
-)  # fmt: skip
+RESULT_TABLES = (*map("{}.csv".format, "summary speed comparisons measures pareto ranks orders claims".split()),)
 """Tables that the analysis makes of a run's files; one that a run has no data for has no rows."""
 
 

@@ -1,8 +1,9 @@
 """Plan runs before they start: jobs, GPU hours, memory a job, disk, downloads, and what is missing.
 
 A step takes a time for each layer and each byte that it reads; a prefill one for each operation of its weights, by
-tokens, and of its attention, by their square; a job its start, and the host's work on prompts and batches. Rates are
-those of ``config/papers/sizes.yaml``. A method is taken to read its budget and an eighth of the context, for choosing.
+tokens, and of its attention, by their square; a job its start, and the host's work on prompts and batches. Rates and
+lengths are those of ``config/papers/sizes.yaml``: a batch takes its longest answer, refilled rows the mean of all. A
+method is taken to read its budget and an eighth of the context, for choosing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from longdecode.evals.preflight import data_fault, faults
 from longdecode.evals.run_config import JobSize, RecordFile, RunConfig, record_files, sizes_of
 from longdecode.evals.tasks.registry import folder_of, get_task
 from longdecode.evals.throughput.spec import RAW_SHAPES, SHARED_JOBS
+from longdecode.methods.registry import get_method
+from longdecode.methods.speculative import Drafting
 
 READ_SHARE = 15.0 / 16.1
 """Of a checkpoint, without the embedding (8B). A prefill does as many operations a token as that has bytes."""
@@ -145,10 +148,8 @@ def cost_of(run: RunConfig) -> Cost:
         cost.memory_bytes = beside + at[-1] * max(row_bytes(run, at, variants, *row).values())
     sizes = filter(None, (size_of(model.path) for model in run.models.values()))
     largest = max(sizes, default=Size(16.1e9, 0, 0, 0, 0))
-    cost.gpu_hours += cost.jobs * largest.start_seconds / 3600
-    cost.gpu_hours += (
-        largest.weights / 16.1e9 * sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
-    )
+    hours = sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
+    cost.gpu_hours += cost.jobs * largest.start_seconds / 3600 + largest.weights / 16.1e9 * hours
     for model in run.models.values():
         size, here = size_of(model.path), folder_here(model.path).is_dir()
         if size is None and model.path not in (f"{fork}/model" for fork in plan.forks.values()):
@@ -169,24 +170,41 @@ def scoring_seconds(run: RunConfig) -> float:
 
 def _samples_cost(run: RunConfig, file: RecordFile) -> tuple[float, float]:
     """Return the seconds that scoring the samples of a file takes, and their bytes."""
-    spec, size = run.suites[file.suite], size_of(run.models[file.model].path)
+    spec, size, suite = run.suites[file.suite], size_of(run.models[file.model].path), folder_of(file.suite)[0]
     if size is None:
         return 0.0, 0.0
-    new, seconds, samples = SIZES["new_tokens"].get(folder_of(file.suite)[0], NEW_TOKENS), 0.0, 0.0
+    answers, seconds, stored = SIZES["new_tokens"], 0.0, 0.0
+    budgets, refills = run.budgets_of(file.variant), _refills(run, file.suite, file.variant, file.model)
     # One prefill serves all budgets, and in a job of many variants all of these, unless rows are filled again.
     sharing = 1 if run.jobs == "cell" else sum(file.suite in run.suites_of(v) for v in run.methods)
     for context in spec.contexts if file.context is None else (file.context,):
+        prompt = min(SIZES["prompt_tokens"].get(suite, context), context)
+        room = max(context - prompt, context // 2)
         for task in (get_task(name, run.data) for name in spec.tasks):
             count = min(spec.samples, SIZES["problems"].get(task.name, math.inf)) * task.samples_per_problem
-            for budget in run.budgets_of(file.variant):
+            rows, batches = min(count, spec.batch), math.ceil(count / spec.batch)
+            refilled = refills and not task.against_full
+            mean, longest = (min(new, room) for new in answers.get(task.name, answers.get(suite, 2 * (NEW_TOKENS,))))
+            # Rows that are filled again are busy until the last ones end, a longest answer among them: within 11 % of
+            # the steps of recorded answers in 64 rows (math and code of results/retro, math of results/qwen-lychee).
+            steps = longest + mean * (count / rows - 1) if refilled else longest * batches
+            held = min(context, prompt + (mean if refilled else longest) / 2)
+            for budget in budgets:
                 chosen = budget.tokens(context) if not budget.of_bytes else math.ceil((budget.value or 1) * context)
-                read = context if chosen is None else min(context, chosen + CHOOSING_SHARE * context)
-                step = step_seconds(size.read_bytes + min(count, spec.batch) * size.kv_bytes * read, size.layers)
-                seconds += math.ceil(count / spec.batch) * (TIMES["batch_seconds"] + min(new, context // 2) * step)
-                samples += count
-            filled = prefill_seconds(context, size) / (1 if spec.refill else sharing)
-            seconds += count * (filled + TIMES["seconds_per_made_token"] * context / sharing)
-    return seconds, samples * (RECORD_BYTES + TOKEN_BYTES * new)
+                read = held if chosen is None else min(held, chosen + CHOOSING_SHARE * held)
+                step = step_seconds(size.read_bytes + rows * size.kv_bytes * read, size.layers)
+                seconds += batches * TIMES["batch_seconds"] + steps * step
+                stored += count * (RECORD_BYTES + TOKEN_BYTES * mean)
+            filled = prefill_seconds(prompt, size) * (len(budgets) if refilled else 1 / sharing)
+            seconds += count * (filled + TIMES["seconds_per_made_token"] * prompt / sharing)
+    return seconds, stored
+
+
+def _refills(run: RunConfig, suite: str, variant: str, model: str) -> bool:
+    """Return true where a suite's rows are refilled: not with a method that corrects or drafts by batch."""
+    spec, refilled = run.methods[variant], suite in run.suites and run.suites[suite].refill
+    corrected = spec.params_of(model).get("correction", "none") != "none"
+    return refilled and not corrected and not issubclass(get_method(spec.method), Drafting)
 
 
 def _texts_cost(run: RunConfig, text: Any) -> tuple[float, float]:
@@ -229,9 +247,14 @@ def piece_bytes(width: int, tokens: int = PIECE_TOKENS) -> float:
 
 
 def row_bytes(run: RunConfig, at: JobSize, used: Mapping[str, Any], prompt: float, filled: float) -> dict[str, float]:
-    """Return by variant the bytes of a sequence of a place: its prompt, and the most that is held beside it."""
-    kept = {name: kept_bytes(run, at[1], name, at[2], budgets) for name, budgets in used.items()}
-    return {name: prompt + max(filled, own) for name, own in kept.items()}
+    """Return by variant the bytes of a sequence of a place: its prompt, and the most that is held beside it.
+
+    Where rows are refilled, a quarter of them more is prefilled beside them (``engine.refill.stream``).
+    """
+    suite, model, context, batch = at
+    kept = {name: kept_bytes(run, model, name, context, budgets) for name, budgets in used.items()}
+    more = {name: max(1, batch // 4) / batch if _refills(run, suite, name, model) else 0 for name in used}
+    return {name: (1 + more[name]) * (prompt + max(filled, own)) for name, own in kept.items()}
 
 
 def too_large(run: RunConfig) -> Iterator[str]:
@@ -244,7 +267,7 @@ def too_large(run: RunConfig) -> Iterator[str]:
         memory, device = torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name(0)
     for at, variants, beside, prompt, filled in places_of(run) if run.device != "cpu" else ():
         name, model, context, batch = at
-        if beside + 2 * batch * prompt <= memory:  # no more is held beside a prompt than the prompt takes
+        if beside + 3 * batch * prompt <= memory:  # beside a prompt as much at most, and half of both if refilled
             continue
         rows = row_bytes(run, at, variants, prompt, filled)
         most = max(rows, key=rows.__getitem__)

@@ -201,7 +201,6 @@ def make_record() -> Callable[..., Any]:
     }  # fmt: skip
 
     def make(**changes: Any) -> Any:
-        score = {"score": 0.5} if changes.get("status", "ok") == "ok" else {}
-        return Record(**(fields | score | changes))
+        return Record(**(fields | ({"score": 0.5} if changes.get("status", "ok") == "ok" else {}) | changes))
 
     return make

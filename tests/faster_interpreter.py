@@ -124,9 +124,7 @@ def _unwrap_first() -> None:
 
     def quick(x: Any) -> Any:
         kind = x.__class__
-        if kind is constexpr:
-            return x.value
-        return x if kind is int or kind is float or kind is bool else unwrap(x)
+        return x.value if kind is constexpr else x if kind is int or kind is float or kind is bool else unwrap(x)
 
     core._unwrap_if_constexpr = quick
 

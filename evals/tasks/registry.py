@@ -156,9 +156,7 @@ def _find(name: str) -> tuple[str, Suite]:
         raise ConfigError(SUITES.unknown(name))
     own, question = names[name]
     suite = _load(own)
-    if question is None or question == suite.question:
-        return own, suite
-    return own, _under(suite, question)
+    return own, suite if question in (None, suite.question) else _under(suite, question)
 
 
 def _load(own: str) -> Suite:

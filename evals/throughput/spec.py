@@ -109,9 +109,7 @@ class Grid(typed.Part):
     @property
     def timed_on(self) -> Mapping[str, str]:
         """Return the model of each variant that is timed; none of kernels."""
-        if self.bench == KERNELS:
-            return {}
-        return self.models or dict.fromkeys((FULL, *self.variants), self.model)
+        return {} if self.bench == KERNELS else self.models or dict.fromkeys((FULL, *self.variants), self.model)
 
     @property
     def scored_tokens(self) -> int:

@@ -37,8 +37,7 @@ def start(decoder: Decoder, dense: Callable, random_ids: Callable) -> Callable[[
 
 
 def block_of(state: DecodeState, tokens: torch.Tensor) -> TokenBlock:
-    steps = torch.arange(tokens.shape[1])
-    return TokenBlock(tokens, state.cache.positions[:, None] + steps)
+    return TokenBlock(tokens, state.cache.positions[:, None] + torch.arange(tokens.shape[1]))
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])

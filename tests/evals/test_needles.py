@@ -23,9 +23,7 @@ UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 @pytest.fixture(params=["bytes", "pieces"])
 def tokenizer(request: pytest.FixtureRequest, byte_checkpoint: Path) -> TextTokenizer:
     """Bytes, or pieces of at most four characters behind a begin-of-text token."""
-    if request.param == "bytes":
-        return load_tokenizer(byte_checkpoint)
-    return pieces()
+    return load_tokenizer(byte_checkpoint) if request.param == "bytes" else pieces()
 
 
 def table_of(sample: Sample) -> dict[str, str]:
@@ -104,8 +102,7 @@ def test_published_passkeys_are_rebuilt_byte_for_byte(shared_data: Path) -> None
 @pytest.mark.parametrize("name", suite_tasks("passkey"))
 @pytest.mark.parametrize("context", [777, 3000])
 def test_keys_stand_at_their_depth_in_a_context(name: str, context: int, tokenizer: TextTokenizer, seed: int) -> None:
-    task = get_task(name)
-    depth = int(name.rpartition("_")[2])
+    task, depth = get_task(name), int(name.rpartition("_")[2])
     many = task.samples(context, 3, seed, tokenizer)
     assert task.samples(context, 2, seed, tokenizer) == many[:2]
     assert len({sample.meta for sample in many}) == 3

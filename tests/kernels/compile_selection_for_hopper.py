@@ -96,9 +96,7 @@ def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
     block_scores_gpu(logits, lse, lengths, kv_heads, pooling, block, capacity // block)
     q, shares = meta(batch, heads, 1, dim, dtype=dtype), BlockShares(1, 16, 16, 31)
     for importances in (kept.blocks, None):
-        choose_blocks_gpu(
-            q, pooled.means, lengths, lengths, importances, shares, pooling, block, capacity // block
-        )  # fmt: skip
+        choose_blocks_gpu(q, pooled.means, lengths, lengths, importances, shares, pooling, block, capacity // block)
 
 
 def launch_rows(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:

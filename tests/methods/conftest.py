@@ -38,8 +38,7 @@ def attend() -> Callable[..., Tensor]:
 
     def run(method: AttentionMethod, layer: int, q: Tensor, k: Tensor, v: Tensor, state: DecodeState) -> Tensor:
         still = q.new_ones(len(q), 1, q.shape[-1])
-        q = method.append(layer, BlockHeads(q, k, v, still, 0 * still), state)
-        return method.attend(layer, q, state)
+        return method.attend(layer, method.append(layer, BlockHeads(q, k, v, still, 0 * still), state), state)
 
     return run
 

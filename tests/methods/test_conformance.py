@@ -36,10 +36,7 @@ from longdecode.methods.conformance_refill import SAMPLING, compare_refilled, re
 from longdecode.methods.registry import get_method, load_card, method_names
 
 SEED = 0
-ON_HOST = (
-    "decode_attention", "prefill_attention", "rope.naive", "sparse_decode_attention.naive",
-    "token_score.naive",
-)  # fmt: skip
+ON_HOST = ("decode_attention", "prefill_attention", "rope.naive", "sparse_decode_attention.naive", "token_score.naive")
 """Modules that look at lengths where that is free."""
 
 

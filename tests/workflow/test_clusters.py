@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from longdecode.evals import sweep
 from longdecode.evals.budgets import Budget
 from longdecode.evals.plan import CLUSTER_THREADS, Plan
 from longdecode.evals.run_config import build_run_config, granted, load_run_config
+from longdecode.evals.specs import MethodSpec
 from longdecode.evals.sweep import RUNTIME_GB, cost_of, kept_bytes, piece_bytes, prefill_seconds, size_of, step_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,12 +113,27 @@ def test_plans_are_what_the_able_model_s_jobs_took(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("LONGDECODE_CACHE", str(tmp_path))  # with the checkpoint here, methods' own bytes count too
     runs = [ROOT / "results" / name for name in ("qwen-32k", "qwen-64k", "qwen-budgets")]
     jobs, size = pd.concat(map(jobs_alone, runs)), size_of("qwen2.5-coder-1.5b")
+    retro, table = load_run_config(ROOT / "results/retro/config.yaml"), pd.read_csv(ROOT / "results/retro/refill.csv")
     rates = fitted(np.c_[jobs.batches, jobs.prompts * jobs.context], jobs.host_s - size.start_seconds)
     assert [sweep.TIMES["batch_seconds"], sweep.TIMES["seconds_per_made_token"]] == rates
     for row in pd.concat(map(gpu_time, runs)).itertuples():
         assert row.planned_s == pytest.approx(row.alone_s, rel=0.25)
     # The peak of results/qwen/prefill.csv, without what CUDA itself holds.
     assert 0 < cost_of(load_run_config(ROOT / "config/qwen-64k.yaml")).memory_bytes - 22.76e9 < 1e9
+    # Nothing is fitted to these times: rates are of RULER's jobs above, lengths of other jobs of this model and task.
+    # Rows of the corrected method stay in batches.
+    costs, corrected = {}, MethodSpec("tidal", {"correction": "rewrite"})
+    for row, spec in product(table.itertuples(), (corrected, MethodSpec("full"))):
+        where = {"contexts": (row.context,), "samples": row.n, "batch": row.batch, "tasks": (row.task,)}
+        suite = replace(retro.suites["math"], **where, refill=row.mode == "refill")
+        run = replace(retro, methods={"full": spec}, suites={"math": suite}, throughput=())
+        seconds = sweep.scoring_seconds(run) + size.start_seconds
+        assert spec is corrected or seconds == pytest.approx(row.job_s, rel=0.2)
+        costs[spec.method, row.context, row.mode] = seconds, cost_of(run).memory_bytes
+    assert costs["tidal", 4096, "refill"] == costs["tidal", 4096, "static"]
+    # A quarter of the rows more: keys and values of 28 layers, and what goes from layer to layer of a prefill.
+    more = costs["full", 4096, "refill"][1] - costs["full", 4096, "static"][1]
+    assert more == pytest.approx(16 * 4096 * (28 * 2 * 2 * 128 * 2 + 4 * 12 * 128))
 
 
 def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -> None:

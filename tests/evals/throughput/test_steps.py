@@ -157,8 +157,7 @@ def test_the_stages_of_a_speculative_step_end_where_they_began(drafter: str, see
     decoder = random_decoder(CONFIG, seed % 1000, "cpu", torch.float32)
     method = get_method("speculate").from_budget(64, CONFIG, drafter=drafter, draft_tokens=4)
     cache = filled(decoder, method, seed)
-    own = drafter != "quest"
-    reads = {}
+    own, reads = drafter != "quest", {}
     for stage in STAGES:
         block = step_case(decoder, cache, method, "speculate", CONTEXT, stage=stage)
         main, draft = states_of(block)
