@@ -26,7 +26,7 @@ from longdecode.evals.run_config import load_run_config
 from longdecode.methods.registry import METHOD_PATH_VARIABLE, method_names
 from longdecode.reporting import terminal
 from longdecode.reporting.progress import Told
-from papers.checkpoints import SPECIAL, VOCAB, write_checkpoint
+from papers.checkpoints import SPECIAL, VOCAB, WRITTEN, write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 MINIATURE = ROOT / "models" / "miniature" / "weights"
@@ -331,22 +331,24 @@ def test_generate_reads_what_the_budget_allows(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_one_command_leads_to_the_table(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama 3 by its id, from the hub's cache and without network; Mistral and Qwen3-MoE beside it, from folders."""
+@pytest.mark.parametrize("name", WRITTEN["strangers"])
+def test_three_commands_lead_to_the_table(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clone, setup, run: Llama 3 by its id, from the hub's cache and without network, the others from folders."""
+    block = (ROOT / "docs" / "running.md").read_text().split("```")[1].splitlines()[1:]
+    typed = ["git clone", *(line for line in block if "data fetch" not in line)]  # passkeys are generated
+    assert len(typed) <= 3 and typed[-1].startswith("longdecode run --model ")
     tokenizer, size = byte_level(filler(random.Random(0), 40_000), VOCAB, SPECIAL), {"layers": 6, "kv_heads": 4}
-    llama, *others = "meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-30B-A3B"
-    write_checkpoint(place / "hf", llama, size, tokenizer)
+    folder = write_checkpoint(place / "hf", name, size, tokenizer)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place / "hf"))
     monkeypatch.setenv("HF_HUB_CACHE", str(place / "hf"))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model, label = (
+        (name, "llama-3.1-8b-instruct") if name == "meta-llama/Llama-3.1-8B-Instruct" else (folder.rename("own"), "own")
+    )
     options = ("--suite", "passkey", "--context", "1k", "--budget", "25%", "--samples", "1", "--methods", "quest")
-    for name, folder in zip(("mistral", "moe"), others, strict=True):
-        said("init", "--model", write_checkpoint(place / "hf", folder, size, tokenizer).rename(name), *options)
-    options += ("--config", "models={mistral: {path: mistral}, moe: {path: moe}}")
-    lines = said("run", "--model", llama, *options).splitlines()
-    rows = sorted(" ".join(line.split()[:6]) for line in lines if " quest " in line)
-    assert rows == [f"{name} passkey 1,024 quest 0.25 5" for name in ("llama-3.1-8b-instruct", "mistral", "moe")]
-    assert lines[-1] == "reports/llama-3.1-8b-instruct/index.html" and Path(lines[-1]).stat().st_size > 1000
+    lines = said(*typed[-1].split()[1:3], model, *options).splitlines()
+    assert [line.split()[:5] for line in lines if " quest " in line] == [["passkey", "1,024", "quest", "0.25", "5"]]
+    assert lines[-1] == f"reports/{label}/index.html" and Path(lines[-1]).stat().st_size > 1000
 
 
 def test_a_configuration_holds_what_fits_and_what_comes_first(place: Path, byte_checkpoint: Path) -> None:

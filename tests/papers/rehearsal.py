@@ -33,20 +33,7 @@ from longdecode.evals.store import read_records
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ROOT / "config" / "papers"
 SHORT, LONG = 512, 768
-CONTEXTS = {"longgenbench": 2560, "pg19_long": 2560}
-"""Tokens for suites whose prompts do not fit ``LONG``."""
-TASKS = {
-    "longbench": ["longbench_qasper"],
-    "longgenbench": ["longgenbench_csqa_15"],  # which leaves least to write
-    "pg19_long": ["pg19_long_forced_1024"],
-    "ruler": ["ruler_qa_1"],  # which fits 512 tokens
-}
-"""Tasks that end soon, one a suite; of other suites the first."""
-RECIPE = {
-    "heads": {"chained": 3, "medusa": 4}, "steps": 2, "sequences": 2, "at_once": 2, "length": 128,
-    "learning_rate": 0.005, "warmup_steps": 1, "weight_decay": 0.1, "clip": 1.0, "seed": 42, "loss_slice": 128,
-    "log_every": 1, "unseen_windows": 1,
-}  # fmt: skip
+SMALL = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 
 def runs() -> list[str]:
@@ -60,16 +47,20 @@ def scaled(name: str) -> dict[str, Any]:
     values |= {"device": "cpu", "dtype": "float32"}
     values["budgets"] = _budgets(values["budgets"])
     tasks = {suite: run.tasks for suite, run in load_run_config(PAPERS / f"{name}.yaml").suites.items()}
+    if gates := values["methods"].get("seerattention_r"):
+        gates["params"] = {"gates": "random:0"}
     for suite, spec in values["suites"].items():
-        length = CONTEXTS.get(suite, LONG)
+        length = SMALL["contexts"].get(suite, LONG)
         spec["contexts"] = [length] if len(spec["contexts"]) == 1 else [min(SHORT, length), length]
-        spec["tasks"] = TASKS.get(suite) or list(tasks[suite][:1])
+        spec["tasks"] = SMALL["tasks"].get(suite) or list(tasks[suite][:1])
         spec |= {"samples": 1, "batch": 2}
     for training in values.get("training", {}).values():
         training |= {"contexts": [2560], "steps": 2, "window": [4, 16]}
+    sized = {"model": next(iter(values["models"]))}
     if timed := values.get("throughput"):
-        small = {"contexts": [SHORT], "batches": [1], "budgets": [128], "rounds": 2, "steps": 1}
-        values["throughput"] = [grid | small | {"model": next(iter(values["models"]))} for grid in timed]
+        values["throughput"] = [grid | sized | SMALL["throughput"][grid["bench"]] for grid in timed]
+    if traced := values.get("retrospection"):
+        traced |= SMALL["retrospection"] | {"models": dict.fromkeys(traced["models"], SMALL["tasks"]["pg19_long"][0])}
     if writing := values.get("generation"):
         for sampler in writing["samplers"].values():
             sampler["penalty_window"] = 64
@@ -150,7 +141,7 @@ class Rehearsal:
     def _train_heads(self, config: RunConfig) -> None:
         """Train draft heads by a recipe of this size; training/draft_heads/recipe.yaml has the paper's, for a GPU."""
         recipe = self.place / "recipe.yaml"
-        recipe.write_text(yaml.safe_dump({"default": RECIPE}))
+        recipe.write_text(yaml.safe_dump(SMALL["recipe"]))
         for model, spec in config.models.items():
             folder = Path("results") / config.profile / "heads" / model
             named = {path for label in config.methods.values() for path in label.files_of(model)}
