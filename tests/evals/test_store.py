@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from faults.campaign import damages
 from longdecode.analysis.declaration import read_table
 from longdecode.engine.disk import LockHeldError
 from longdecode.engine.errors import StorageError
@@ -121,22 +122,6 @@ def test_a_status_closes_a_cell_until_it_can_improve(tmp_path: Path, records: li
             opened.add(closed[status])
             assert opened.of(CELL) == [closed[status]] and not opened.open([CELL])
         assert read(output) == kept
-
-
-def damages(raw: bytes, rng: random.Random) -> dict[str, bytes]:
-    """Kinds of damage: cut ends, holes that a power cut leaves, flipped bits, edits, lines lost, doubled or moved."""
-    lines = raw.splitlines(keepends=True)
-    places = rng.sample(range(len(raw)), 30)
-    flips = {f"bit {at}": raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :] for at in places}
-    return flips | {
-        "cut": raw[: -rng.randrange(1, 200)],
-        "newline lost": raw[:-1],
-        "hole": raw[:-200] + bytes(150) + raw[-50:],
-        "edited score": raw.replace(b'"score":0.3333333333333333', b'"score":0.9333333333333333'),
-        "lost line": b"".join(lines[1:]),
-        "doubled line": b"".join([*lines, lines[0]]),
-        "moved line": b"".join(reversed(lines)),
-    }
 
 
 def test_a_damaged_journal_gives_whole_records_alone(tmp_path: Path, records: list[Record], seed: int) -> None:

@@ -1,7 +1,7 @@
-"""The fault campaign: kills, full disks and power cuts at random moments; a table of what survived.
+"""The fault campaign: kills, double starts, damages, full disks and power cuts at random; a table of what survived.
 
-``make faults`` runs it for half an hour, the tests for a minute. What is counted as changed would have been a wrong
-number without a word. Damaged files, double starts, bad configurations and hostile answers have tests of their own.
+``make faults`` runs it, the tests a minute of it. What is counted as changed would have been a wrong number without a
+word. Bad configurations, damaged checkpoints and hostile answers have tests of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import datetime
 import io
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -18,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -31,12 +33,13 @@ import yaml
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals import provenance
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.records import Key, Record
+from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.store import Store, journal_path, read_records
+from longdecode.evals.store import Store, journal_path, kept_path, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = "results/faults/summary.csv"
+RUN = (sys.executable, "-m", "longdecode", "run", "run.yaml", "--cores", "2", "--target", SUMMARY)
 _PATIENCE = 1000
 """Times what the job takes undisturbed: after so long it hangs."""
 CONFIG = {
@@ -82,18 +85,27 @@ def identity_of(record: Record) -> tuple[Any, ...]:
     return record.variant, record.key, record.index, tuple(record.output_ids or ()), record.score, record.status
 
 
-@dataclass(frozen=True)
-class KnownCell:
-    """A cell by its key alone."""
-
-    key: Key
-
-
-def opened(output: Path, records: list[Record]) -> Store[KnownCell, Record]:
+def opened(output: Path, records: list[Record]) -> Store[Any, Record]:
     """Return the store of some records of one job, each of which holds."""
     today = {r.key: r.provenance.fingerprint for r in records}
-    cells = {r.key: KnownCell(r.key) for r in records}
-    return Store(output, Record, list(cells.values()), lambda cell: today[cell.key], samples=lambda cell: 10**6)
+    cells = [SimpleNamespace(key=key) for key in today]
+    return Store(output, Record, cells, lambda cell: today[cell.key], samples=lambda cell: 10**6)
+
+
+def damages(raw: bytes, rng: random.Random) -> dict[str, bytes]:
+    """Kinds of damage: cut ends, holes that a power cut leaves, flipped bits, edits, lines lost, doubled or moved."""
+    lines = raw.splitlines(keepends=True)
+    places = rng.sample(range(len(raw)), 30)
+    flips = {f"bit {at}": raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :] for at in places}
+    return flips | {
+        "cut": raw[: -rng.randrange(1, 200)],
+        "newline lost": raw[:-1],
+        "hole": raw[:-200] + bytes(150) + raw[-50:],
+        "edited score": raw.replace(b'"score":0.3333333333333333', b'"score":0.9333333333333333'),
+        "lost line": b"".join(lines[1:]),
+        "doubled line": b"".join([*lines, lines[0]]),
+        "moved line": b"".join(reversed(lines)),
+    }
 
 
 def traced(output: Path, records: list[Record]) -> list[tuple[bytes, bytes]]:
@@ -170,15 +182,42 @@ class Campaign:
         for _ in range(count):
             self._clear()
             limit = self.random.randrange(200, len(journal))
-            said = self.place / "said.txt"
-            os.waitpid(self._fork(limit, said), 0)
-            lines = said.read_text().splitlines()
-            told = not lines or (len(lines) == 1 and "could not be written" in lines[0] and "are free" in lines[0])
-            if not told:
-                row.notes.append(f"limit {limit}: {lines[-1:]}")
+            self._ends(row, "could not be written.* are free", f"limit {limit}", self._fork(self._job, limit))
             self._job()
             row.count(self._records(), self.truth)
-            row.survived -= not told
+        return row
+
+    def damages(self, count: int) -> Row:
+        """Damage a table, its copy or a journal: the same records, or one line and, without that file, the same."""
+        row, whole = Row("damages"), self.place / "whole"
+        self._clear()
+        self._job()
+        shutil.copytree("results", whole)
+        for _ in range(count):
+            self._remove("results")
+            shutil.copytree(whole, "results")
+            variant, output = self.random.choice([*self.outputs.items()])
+            path = self.random.choice([output, kept_path(output), journal_path(output)])
+            raw = path.read_bytes() if path.exists() else self._journal(variant)
+            for whole_file in (output, kept_path(output)) if not path.exists() else ():
+                whole_file.unlink()
+            kind, damaged = self.random.choice([pair for pair in damages(raw, self.random).items() if pair[1] != raw])
+            path.write_bytes(damaged)
+            if self._ends(row, f"{path.name}: .*; remove it", f"{path.name}, {kind}", self._fork(self._job)):
+                path.unlink()
+                self._job()
+            row.count(self._records(), self.truth)
+        return row
+
+    def double_starts(self, name: str, count: int, start: Callable[[], None], seconds: float) -> Row:
+        """Start a job or the command twice, a random while apart: one works, the other names it or finds all done."""
+        row = Row(f"double starts of {name}")
+        for _ in range(count):
+            self._clear()
+            first = self._fork(start)
+            time.sleep(self.random.uniform(0, seconds))
+            self._ends(row, r"process \d+ of ", "twice", first, self._fork(start))
+            row.count(self._records(), self.truth)
         return row
 
     def power_cuts(self, count: int) -> Row:
@@ -205,15 +244,15 @@ class Campaign:
         return row
 
     def kills_of_the_tree(self, count: int, seconds: float) -> Row:
-        """Kill the workflow and all its jobs at random moments until it ends; compare its table."""
+        """Kill the command and all its jobs at random moments until it ends; compare its table."""
         row, kills, deadline = Row("kills of the whole tree"), 0, time.monotonic() + seconds
         self._remove("results")
-        wanted = self._workflow_table()
+        wanted = self._table()
         while kills < count and time.monotonic() < deadline:
             self._remove("results", ".snakemake")
             span = self.random.uniform(6, 40)
             while kills < count and time.monotonic() < deadline:
-                process = subprocess.Popen(self._workflow(), stdout=-3, stderr=-3, start_new_session=True)
+                process = subprocess.Popen(RUN, stdout=-3, stderr=-3, start_new_session=True)
                 try:
                     process.wait(self.random.uniform(1, span))
                     break
@@ -222,7 +261,7 @@ class Campaign:
                     process.wait()
                     kills += 1
                     span *= 1.15
-            found = self._workflow_table()
+            found = self._table()
             row.lost += len(wanted) - min(len(wanted), len(found))
             row.changed += not found.equals(wanted)
             row.doubled += int(found["n"].max() > wanted["n"].max())
@@ -230,16 +269,14 @@ class Campaign:
         row.survived = kills if not (row.lost or row.changed or row.doubled) else 0
         return row
 
-    def _workflow(self) -> list[str]:
-        places = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(self.place), "--cores", "2"]
-        return [
-            sys.executable, "-m", "snakemake", *places, "--workflow-profile", str(ROOT / "profiles" / "default"),
-            "--configfile", "run.yaml", "--", SUMMARY,
-        ]  # fmt: skip
+    def _command(self) -> None:
+        done = subprocess.run(RUN, capture_output=True, text=True)
+        if done.returncode:
+            raise LongDecodeError(" ".join(done.stdout.split()))
 
-    def _workflow_table(self) -> pd.DataFrame:
-        subprocess.run(self._workflow(), check=True, capture_output=True)
-        return pd.read_csv(self.place / SUMMARY)
+    def _table(self) -> pd.DataFrame:
+        self._command()
+        return pd.read_csv(SUMMARY)
 
     def _remove(self, *folders: str) -> None:
         for name in folders:
@@ -267,8 +304,8 @@ class Campaign:
         for room in ("records", "journal"):
             self._remove(f"results/faults/{room}")
 
-    def _fork(self, file_bytes: int | None = None, said: Path | None = None) -> int:
-        """Run the job in a child, which has all modules loaded; it may say one line and have a limit on its files."""
+    def _fork(self, act: Callable[[], None], file_bytes: int | None = None) -> int:
+        """Act in a child, which has all modules loaded; it leaves a line, and its files may have a limit."""
         if pid := os.fork():
             return pid
         code, line = 0, ""
@@ -276,19 +313,29 @@ class Campaign:
             if file_bytes is not None:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
-            self._job()
+            act()
         except LongDecodeError as error:
             code, line = 1, str(error)
         except BaseException as error:
             code, line = 2, f"{type(error).__name__}: {error}"
-        if said is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-            said.write_text(line)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        Path(f"said.{os.getpid()}").write_text(line)
         os._exit(code)
+
+    def _ends(self, row: Row, told: str, fault: str, *pids: int) -> list[str]:
+        """Wait for jobs and return what they say; more than a line, or another one, is not survived."""
+        lines = list[str]()
+        for pid, said in ((pid, Path(f"said.{pid}")) for pid in pids):
+            os.waitpid(pid, 0)
+            lines += said.read_text().splitlines() if said.exists() else ["it died"]
+        if len(lines) > 1 or not all(re.search(told, line) for line in lines):
+            row.notes.append(f"{fault}: {lines[-1:]}")
+            row.survived -= 1
+        return lines
 
     def _killed_at(self, seconds: float) -> bool:
         """Run the job in a child and kill it after some time; tell whether it had ended by then."""
-        pid, deadline = self._fork(), time.monotonic() + seconds
+        pid, deadline = self._fork(self._job), time.monotonic() + seconds
         while time.monotonic() < deadline:
             if os.waitpid(pid, os.WNOHANG)[0]:
                 return True
@@ -301,29 +348,31 @@ class Campaign:
 def run(
     campaign: Campaign, size: float, tree_kills: int, tree_seconds: float, kills: int | None = None
 ) -> Iterator[Row]:
-    """Yield the rows of a campaign; ``size`` 1 is half an hour on two processors."""
+    """Yield the rows of a campaign, at ``size`` 1 in full; without kills of the tree, no command either."""
     yield campaign.kills_of_a_job(kills or max(6, int(100 * size)))
+    yield campaign.double_starts("a job", max(4, int(40 * size)), campaign._job, campaign.seconds)
+    yield campaign.damages(max(20, int(400 * size)))
     yield campaign.full_disks(max(4, int(60 * size)))
     yield campaign.power_cuts(max(50, int(1000 * size)))
     if tree_kills:
+        yield campaign.double_starts("the command", max(1, int(10 * size)), campaign._command, 15)
         yield campaign.kills_of_the_tree(tree_kills, tree_seconds)
 
 
 def main(minutes: float = 30, size: float = 1.0, kills: int | None = None, tree_kills: int = 30, seed: int = 0) -> None:
-    """Run the campaign and print its table: minutes for kills of the tree, a share of the full counts of the rest."""
+    """Print the campaign's table as CSV: minutes for kills of the tree, a share of the full counts of the rest."""
     seed = seed or int(datetime.date.today().strftime("%Y%m%d"))
-    began = time.monotonic()
+    began, good = time.monotonic(), True
     state = f"{provenance.revision()[:12]}{' and changes' if provenance.is_dirty() else ''}"
-    print(f"seed {seed}, revision {state}, {datetime.date.today()}\n")
-    print("| fault | tried | survived | lost | doubled | changed |\n|---|---|---|---|---|---|")
-    good = True
+    print("fault,tried,survived,lost,doubled,changed,seconds,seed,revision,date")
     with tempfile.TemporaryDirectory() as place:
         for row in run(Campaign(Path(place), seed), size, tree_kills, 60 * minutes, kills):
-            cells = (row.name, row.tried, row.survived, row.lost, row.doubled, row.changed)
-            print(f"| {' | '.join(map(str, cells))} |", *([] if row.is_good else row.notes[:5]), sep="\n", flush=True)
+            seconds, began = time.monotonic() - began, time.monotonic()
+            counts = (row.tried, row.survived, row.lost, row.doubled, row.changed, round(seconds))
+            print(row.name, *counts, seed, state, datetime.date.today(), sep=",", flush=True)
+            print(*([] if row.is_good else row.notes[:5]), sep="\n", end="", file=sys.stderr, flush=True)
             good = good and row.is_good
         os.chdir(ROOT)
-    print(f"\n{time.monotonic() - began:.0f} s")
     if not good:
         raise SystemExit(1)
 
