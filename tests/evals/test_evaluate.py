@@ -29,6 +29,7 @@ from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import journal_path, kept_path, read_records
 from longdecode.evals.tasks.base import Score
 from longdecode.evals.tasks.registry import get_task
+from longdecode.methods import conformance_launches
 
 BYTES = load_tokenizer(Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights")
 MOMENTS = {"measures": {"prefill_ms", "decode_ms"}, "provenance": {"started_at", "sm_clock_mhz", "revision", "dirty"}}
@@ -267,6 +268,28 @@ def test_other_errors_are_not_swallowed(run: Run, monkeypatch: Patch) -> None:
     watch_decoding(monkeypatch, lambda decoded: ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError):
         run("full", "mini_recall")
+
+
+def test_a_gpu_that_falls_away_ends_the_job_alone(run: Run, tmp_path: Path, monkeypatch: Patch) -> None:
+    """In each part of the gate, then between two batches: the next run completes as if nothing had been."""
+    lost = torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    def fall(*given: Any, **named: Any) -> None:
+        raise lost
+
+    strikes: list[Callable[[Patch], object]] = [
+        lambda patch: patch.setattr(gates, "check_method", fall),
+        lambda patch: patch.setattr(conformance_launches, "check_launches", fall),
+        lambda patch: watch_decoding(patch, lambda decoded: lost if len(decoded) == 4 else None),
+    ]
+    for strike in strikes:
+        assert not (tmp_path / "a" / "gate").exists()
+        with monkeypatch.context() as patch, pytest.raises(torch.AcceleratorError):
+            strike(patch)
+            run("streaming", "mini_recall")
+        assert not [*tmp_path.rglob("*.parquet")]
+    resumed, undisturbed = (run("streaming", "mini_recall", folder) for folder in "ab")
+    assert list(map(comparable, resumed)) == list(map(comparable, undisturbed))
 
 
 def test_a_new_budget_runs_alone_and_a_dropped_one_leaves_the_table(run: Run, monkeypatch: Patch) -> None:

@@ -298,11 +298,12 @@ class Campaign:
         return raw
 
     def _records(self) -> list[Record]:
-        return [record for output in self.outputs.values() for record in read_records(output, Record)]
+        written = filter(Path.exists, self.outputs.values())
+        return [record for output in written for record in read_records(output, Record)]
 
     def _clear(self) -> None:
-        for room in ("records", "journal"):
-            self._remove(f"results/faults/{room}")
+        self._remove("results/faults/records", "results/faults/journal")
+        Path(SUMMARY).unlink(missing_ok=True)
 
     def _fork(self, act: Callable[[], None], file_bytes: int | None = None) -> int:
         """Act in a child, which has all modules loaded; it leaves a line, and its files may have a limit."""
@@ -355,7 +356,7 @@ def run(
     yield campaign.full_disks(max(4, int(60 * size)))
     yield campaign.power_cuts(max(50, int(1000 * size)))
     if tree_kills:
-        yield campaign.double_starts("the command", max(1, int(10 * size)), campaign._command, 15)
+        yield campaign.double_starts("the command", max(1, int(6 * size)), campaign._command, 15)
         yield campaign.kills_of_the_tree(tree_kills, tree_seconds)
 
 
