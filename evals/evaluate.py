@@ -92,8 +92,7 @@ class _Evaluation:
         _say(f"{self.where}: {', '.join(self.variants)}: {len(self.cells)} cells to run, {known} known")
         for context in self.job.spec.contexts:
             for task in self.job.tasks.values():
-                cells = [cell for cell in self.cells if (cell.task, cell.context) == (task.name, context)]
-                if cells:
+                if cells := [cell for cell in self.cells if (cell.task, cell.context) == (task.name, context)]:
                     self._task(task, context, cells)
                     self._report(cells)
 
@@ -217,8 +216,7 @@ def _prefilled(
 
 def full_run(generator: Generator, prompt: Prompt) -> list[Completion]:
     """Decode a batch with Full attention; the prompt is left as it was."""
-    method = get_method("full").from_budget(None, generator.decoder.config)
-    return generator.decode(prompt, method)
+    return generator.decode(prompt, get_method("full").from_budget(None, generator.decoder.config))
 
 
 def compared_prompt(prompt: Prompt, full: Sequence[Completion]) -> Prompt:

@@ -133,8 +133,7 @@ def _check_types_first() -> None:
     """Take operands of one type, and plain numbers beside floats or integers, without looking for a common type."""
     check, block_of, known = semantic.TritonSemantic.binary_op_type_checking_impl, core.block_type.with_element_ty, {}
     whole = frozenset(("int32", "int64"))
-    wide = frozenset(("fp32", "fp64"))
-    narrow = frozenset(("fp16", "bf16"))
+    wide, narrow = frozenset(("fp32", "fp64")), frozenset(("fp16", "bf16"))
 
     def constant(self: Any, number: Any, dtype: Any) -> Any:
         """A number as a scalar of a tensor's dtype where that needs no second look, or None."""

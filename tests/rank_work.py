@@ -27,8 +27,7 @@ def decode_all(decoder: Decoder) -> list[Completion]:
     ids = torch.randint(0, decoder.config.vocab_size, (2, 70), generator=torch.Generator().manual_seed(0)).tolist()
     new = 30 if decoder.device.type == "cuda" else 8  # a graph repays itself from 24 steps on
     requests = [Request(tuple(row[:-9]), new, tuple(row[-9:])) for row in (ids[0], ids[1][:49])]
-    done = []
-    has_bias = decoder.weights.layers[0].qkv_bias is not None
+    done, has_bias = [], decoder.weights.layers[0].qkv_bias is not None
     for place, (name, budget, params) in enumerate(VARIANTS if has_bias else VARIANTS[:2]):
         generator = Generator(decoder, Sampling(place % 2), prefill_tokens=50)
         done += generator.run(requests, method_for(decoder, get_method(name), budget, params))

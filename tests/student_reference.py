@@ -56,8 +56,7 @@ def student_reference(decoder: Decoder, row: Tensor, start: int, gates: Tensor, 
                     handed[head, t] = sparse if keeps else own
                 if sparse is not None:
                     out[t, head] = z * out[t, head] + (1 - z) * _read(logits, v[:, kv], sorted(sparse), dim)
-        inherited = handed
-        x = x + out.flatten(1) @ layer.o.double().T
+        inherited, x = handed, x + out.flatten(1) @ layer.o.double().T
         if layer.o_bias is not None:
             x = x + layer.o_bias.double()
         gate, up = (_norm(x, layer.mlp_norm, config.rms_norm_eps) @ layer.gate_up.double().T).chunk(2, dim=-1)

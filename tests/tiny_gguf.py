@@ -53,8 +53,7 @@ def mixed_lines(count: int) -> list[str]:
         "'s't'RE'll I'm",
     )  # fmt: skip
     words = ("the", "3.14159", "2024-01-01", "import", *SPECIAL, "[PAD271]")
-    draw = random.Random(0)
-    lines = []
+    draw, lines = random.Random(0), []
     for _ in range(count):
         parts = [draw.choice(words) if draw.random() < 0.3 else _some(draw, pools) for _ in range(draw.randint(1, 12))]
         lines.append("".join(part + draw.choice(("", " ", "  ", "\n", " \n\n")) for part in parts))
@@ -97,8 +96,7 @@ def source_of(file: Path, architecture: str = "qwen2", quantisation: str = "MOST
 def write_wheels(source: Source, content: bytes, folder: Path) -> list[Path]:
     """Write a source's wheels, each with its piece of the content."""
     folder.mkdir(parents=True, exist_ok=True)
-    step = -(-len(content) // len(source.parts))
-    wheels = []
+    step, wheels = -(-len(content) // len(source.parts)), []
     for at, part in enumerate(source.parts):
         wheels.append(folder / part.wheel)
         with zipfile.ZipFile(wheels[-1], "w", zipfile.ZIP_DEFLATED) as archive:

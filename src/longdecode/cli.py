@@ -273,11 +273,11 @@ def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all 
 
 @data_app.callback(invoke_without_command=True)
 def data(context: typer.Context) -> None:
-    """List the suites: what they ask, where their data comes from, its licence and megabytes."""
+    """List the suites: what they ask, where their data comes from, its licence, megabytes, and what pins its bytes."""
     if not context.invoked_subcommand:
         from longdecode.data_sets import data_rows
 
-        show(console, ("suite", "asks", "data", "source", "licence", "MB"), data_rows())
+        show(console, ("suite", "asks", "data", "source", "licence", "MB", "hash or revision"), data_rows())
 
 
 @data_app.command("fetch", cls=Once)

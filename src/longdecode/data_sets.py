@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -40,9 +41,16 @@ def data_rows() -> Iterator[tuple[str, ...]]:
             sets = sets_of(key)
             source = ", ".join(dict.fromkeys(data.hub_id or "docs/benchmarks.md" for data in sets.values()))
             licence = "; ".join(dict.fromkeys(DOWNLOADS[name]["licence"] for name in sets))
-            yield suite, asks, key, source, licence, _megabytes(SIZES["data"].get(key, 0))
+            pins = "\n".join(f"{name} {_pin(name, data)}" for name, data in sets.items())
+            yield suite, asks, key, source, licence, _megabytes(SIZES["data"].get(key, 0)), pins
         if not get_suite(suite).data:
-            yield suite, asks, "-", "generated here", "Apache-2.0", "-"
+            yield suite, asks, "-", "generated here", "Apache-2.0", "-", "-"
+
+
+def _pin(name: str, data: DataSet) -> str:
+    """Return the SHA-256 of a set's file, or its commit; a branch fixes nothing."""
+    pin = re.search(r"\b([0-9a-f]{12})[0-9a-f]{28,}", f"{DOWNLOADS[name].get('sha256')} {data.revision} {data.fetch}")
+    return f"{'SHA-256' if len(pin[0]) == 64 else 'revision'} {pin[1]}" if pin else "none"
 
 
 def fetch(suite: str, folder: Path) -> Iterator[str]:
@@ -78,10 +86,9 @@ def _fetch(name: str, data: DataSet, place: Path) -> None:
                 allow_patterns=DOWNLOADS[name].get("only"),
             )  # fmt: skip
     elif not (place / DOWNLOADS[name]["makes"]).exists():
-        programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         done = subprocess.run(
-            str(data.fetch), shell=True, cwd=place.parent, env=os.environ | {"PATH": programs}, capture_output=True,
-            text=True, check=False,
+            str(data.fetch), shell=True, cwd=place.parent, capture_output=True, text=True, check=False,
+            env=os.environ | {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))},
         )  # fmt: skip
         if done.returncode:
             raise DataUnavailableError(f"{name}: {done.stderr.strip()[-99:]}; run in {place.parent}: `{data.fetch}`")

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from longdecode.evals.run_config import RunConfig
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-Stage = Callable[["Job"], object]
 CALLS: Mapping[str, tuple[str, str, str | None, int]] = {
     "throughput": ("evals.throughput.measure", "measure_speed", "job", 0),
     "retrospection": ("evals.retrospection", "measure_retrospection", "model", 0),
@@ -154,8 +153,7 @@ def report(job: Job) -> None:
         build_checked(Path(job.rule.input.config).parent, job.outputs[0].parent, job.inputs)
 
 
-_OWN = gate, evaluate, built_model, miniature_train, smollm2_train, tables, report
-STAGES: Mapping[str, Stage] = {stage.__name__: stage for stage in _OWN}
+STAGES = {s.__name__: s for s in (gate, evaluate, built_model, miniature_train, smollm2_train, tables, report)}
 """Stages by the names of their rules."""
 
 
@@ -203,8 +201,7 @@ class _Tee:
     """A text stream that writes to two."""
 
     def __init__(self, shown: TextIO, kept: TextIO):
-        self.shown = shown
-        self.kept = kept
+        self.shown, self.kept = shown, kept
 
     def write(self, text: str) -> int:
         with suppress(OSError):  # a full disk must not hide the error that says so

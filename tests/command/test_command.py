@@ -15,9 +15,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fake_tokenizer import byte_level
-from longdecode import running
+from longdecode import data_sets, running
 from longdecode.cli import app
-from longdecode.data_sets import DOWNLOADS
 from longdecode.engine.errors import ConfigError, GateError, LongDecodeError
 from longdecode.evals import manifest
 from longdecode.evals.datasets.reader import SOURCES
@@ -216,7 +215,9 @@ def test_report_says_where_the_site_is(results: Path, monkeypatch: pytest.Monkey
 
 def test_data_is_listed_fetched_and_checked_in_one_layout(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = [line for line in said("data").splitlines() if line.startswith("gpqa")]
-    assert "Idavidrein/gpqa" in row and "CC BY" in row
+    assert "Idavidrein/gpqa" in row and "CC BY" in row and row.split()[-2:] == ["gpqa", "none"]
+    pins = {"longbench": "SHA-256 cb45b11a4133", "aime24": "revision 2fe88a2f1091", "trec": "none"}
+    assert {name: data_sets._pin(name, SOURCES[name]) for name in pins} == pins
     monkeypatch.setenv("HF_ENDPOINT", "https://nowhere.invalid")
     refused("data", {"fetch ruler": "reach", "fetch RULER": "ruler'", "fetch passkey": "nothing", "check .": "no data"})
     file = Path("data/math/gsm8k/test.jsonl")
@@ -224,7 +225,7 @@ def test_data_is_listed_fetched_and_checked_in_one_layout(results: Path, monkeyp
     file.write_text('{"question": "What is 1 + 1?", "answer": "#### 2"}\n')
     done = CliRunner().invoke(app, ["data", "check"])
     assert done.exit_code == 1 and "math " in done.output and "1 of 7" in done.output
-    assert set(SOURCES) == set(DOWNLOADS)
+    assert set(SOURCES) == set(data_sets.DOWNLOADS)
 
 
 def test_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,10 +67,8 @@ def test_positions_are_read_from_the_cache_not_from_its_length(
     """A cache whose first tokens were dropped still rotates by original positions: scores depend on distances alone,
     so with every stored key shifted by the same amount nothing may change."""
     decoder = load_decoder(tiny_checkpoint("llama2"), device="cpu", dtype=torch.float32)
-    method = dense(decoder.config)
-    ids = random_ids(21, decoder.config.vocab_size)
-    shifted = decoder.new_cache(1, 32)
-    base = decoder.new_cache(1, 32)
+    method, ids = dense(decoder.config), random_ids(21, decoder.config.vocab_size)
+    shifted, base = decoder.new_cache(1, 32), decoder.new_cache(1, 32)
     expected, _ = decoder.prefill([torch.tensor(ids)], base, 64)
     shift = 100
     cos, sin = decoder.rope.cos, decoder.rope.sin
@@ -84,8 +82,7 @@ def test_positions_are_read_from_the_cache_not_from_its_length(
 
 def test_inactive_rows_stand_still(tiny_checkpoint: Callable, random_ids: Callable, dense: Callable) -> None:
     decoder = load_decoder(tiny_checkpoint("qwen3"), device="cpu", dtype=torch.float32)
-    method = dense(decoder.config)
-    cache = decoder.new_cache(2, 16)
+    method, cache = dense(decoder.config), decoder.new_cache(2, 16)
     decoder.prefill([torch.tensor(random_ids(n, 97)) for n in (5, 9)], cache, 64)
     state = method.decode_in(cache.clone())
     state.active.copy_(torch.tensor([True, False]))
@@ -106,8 +103,7 @@ def test_half_precision_stays_near_float32(
     decoder = load_decoder(folder, device="cpu", dtype=dtype)
     ids = random_ids(40, decoder.config.vocab_size)
     expected = reference_logits(reference_model(folder), list(ids))
-    cache = decoder.new_cache(1, 40)
-    method = dense(decoder.config)
+    cache, method = decoder.new_cache(1, 40), dense(decoder.config)
     prefilled, _ = decoder.prefill([torch.tensor(ids[:-1])], cache, 64)
     stepped = decoder.step(torch.tensor([ids[-1]]), method.decode_in(cache.clone()), method)
     assert prefilled.dtype == stepped.dtype == torch.float32

@@ -59,8 +59,7 @@ def test_forced_logprobs_equal_transformers(
 
 
 def test_forcing_greedy_tokens_changes_nothing(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
-    prompt = random_ids(20, VOCAB)
-    generator = Generator(decoder)
+    prompt, generator = random_ids(20, VOCAB), Generator(decoder)
     free = generator.run([Request(prompt, 12)], method)[0].output_ids
     assert generator.run([Request(prompt, 5, free[:7])], method)[0].output_ids == free[7:]
 

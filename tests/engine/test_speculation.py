@@ -75,8 +75,7 @@ def test_any_drafts_leave_the_text_as_it_is(sampling: Sampling, tree: DraftTree,
     decoder = random_decoder(CONFIG, 5, "cpu", torch.float64)
     requests = [Request(random_ids(n, 40), 80, random_ids(row, 40), seed=row) for row, n in enumerate((30, 7, 19))]
     generator, full = Generator(decoder, sampling), DenseAttention((), CONFIG)
-    want = generator.run(requests, full)
-    drafted = Drafted((), CONFIG)
+    want, drafted = generator.run(requests, full), Drafted((), CONFIG)
     drafted.draft = Guess(tree, [(*r.forced_ids, *c.output_ids) for r, c in zip(requests, want, strict=True)])
     got = generator.run(requests, drafted)
     for ours, theirs in zip(got, want, strict=True):

@@ -84,8 +84,7 @@ def test_a_block_writes_over_slots(decoder: Decoder, dense: Callable, start: Cal
     """A block from an earlier slot writes over what stood there, in active rows."""
     method, state = dense(CONFIG), start()
     state.active.copy_(torch.tensor([True, False, True]))
-    starts = (state.dense.lengths - 4).clamp(min=0)
-    stored = state.dense.k.clone()
+    starts, stored = (state.dense.lengths - 4).clamp(min=0), state.dense.k.clone()
     tokens = torch.tensor(random_ids(12, CONFIG.vocab_size)).view(3, 4)
     block = TokenBlock(tokens, starts[:, None] + torch.arange(4), starts=starts, reads="dense")
     decoder.forward(block, state, method)

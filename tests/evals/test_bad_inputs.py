@@ -213,8 +213,7 @@ def test_texts_damaged_anywhere_are_read_or_refused_in_one_line(place: Path, see
 
 def test_bad_config_json(place: Path) -> None:
     file = place / "checkpoint" / "config.json"
-    good = json.loads(file.read_text())
-    faults = []
+    good, faults = json.loads(file.read_text()), []
     for key, value in CONFIG:
         file.write_text(json.dumps(good | {key: value}))
         faults.append(fault(place, BASE, f"models.tiny/checkpoint/config.json/{CALLED.get(key, key)}"))

@@ -79,8 +79,7 @@ def test_reference_solutions_pass_and_early_exits_do_not(name: str, shared_data:
 
 @pytest.mark.usefixtures("contained")
 def test_a_function_is_found_however_it_is_written(tmp_path: Path) -> None:
-    asked = problem(HUMANEVAL, tmp_path)
-    whole = "def half(n):\n    return n // 2"
+    asked, whole = problem(HUMANEVAL, tmp_path), "def half(n):\n    return n // 2"
     for completion, passed in (
         (f"```python\n{whole}\n```", True),
         (f"First an example:\n```\nprint(half(3))\n```\nthen\n```py\n{whole}\n```\nand\n```\nhalf(2)\n```", True),

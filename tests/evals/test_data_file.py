@@ -115,8 +115,7 @@ def test_rows_in_utf_8_are_read_with_or_without_a_mark(name: str, tmp_path: Path
 @pytest.mark.parametrize("name", LOADERS)
 def test_rows_that_are_none_are_refused_by_line(name: str, tmp_path: Path) -> None:
     row = LOADERS[name][1]
-    good = lines(row).decode()
-    array = json.dumps([row, row])
+    good, array = lines(row).decode(), json.dumps([row, row])
     for content, said in (
         (b"", " is empty"),
         (b" \n\n", " is empty"),

@@ -34,8 +34,7 @@ def solve(name: str, share: float, context: int, **params: object) -> int:
 @pytest.mark.parametrize("share", [0.38, 0.4017, 0.5, 0.7])
 def test_the_native_budget_is_that_of_a_search_through_every_budget(name: str, params: dict, share: float) -> None:
     config, context = read_config(MINIATURE), 300
-    full_bytes = context * config.kv_bytes_per_token(ITEMSIZE)
-    prices = {}
+    full_bytes, prices = context * config.kv_bytes_per_token(ITEMSIZE), {}
     for tokens in range(1, context + 1):
         with suppress(UnsupportedCellError):
             method = get_method(name).from_budget(tokens, config, **params)

@@ -378,8 +378,7 @@ def test_a_killed_job_resumes_and_ends_with_the_same_records(
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not output.exists()
     assert journal_path(output).read_bytes().count(b"\n") == survive
-    sizes = count_prefills(monkeypatch)
-    resumed = run("streaming", "mini_recall")
+    sizes, resumed = count_prefills(monkeypatch), run("streaming", "mini_recall")
     assert list(map(comparable, resumed)) == list(map(comparable, uninterrupted))
     assert sum(sizes) <= 12 - survive // 2 * 3 // 2 + 2
     assert [(r.key, r.index, r.output_sha256, r.score) for r in resumed] == in_batches

@@ -52,8 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tasks over look-ups that the miniature solves, as lm-eval reads them: YAML and a local jsonl."""
     where = tmp_path_factory.mktemp("lm_eval_tasks")
     samples = get_task("mini_recall_single").samples(CONTEXT, 4, 3, BYTES)
-    answers = [sample.meta[0] for sample in samples]
-    rows = []
+    answers, rows = [sample.meta[0] for sample in samples], []
     for i, sample in enumerate(samples):
         key, digits = answers[i].split("=")
         choices = [answers[i], f"{key}={(int(digits) + 1234) % 10000:04d}"][:: 1 if i % 2 == 0 else -1]

@@ -17,8 +17,7 @@ from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, PROTOCOLS, LongBench
 def test_real_predictions_get_their_published_score(dataset: str, shared_data: Path) -> None:
     folder = shared_data / "longbench" / "scorer_golden" / "llama2-7b-chat"
     published = json.loads((folder / "result.json").read_text())[dataset]
-    task = LongBench(dataset, {"longbench": None})
-    scores = []
+    task, scores = LongBench(dataset, {"longbench": None}), []
     for line in (folder / f"{dataset}.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         sample = Sample(0, "", "", 1, None, (tuple(row["answers"]), row["all_classes"]))

@@ -65,8 +65,7 @@ def test_a_snapshot_of_the_hub_is_read(name: str, tmp_path: Path) -> None:
 def test_the_hub_itself_is_asked_for_pinned_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    asked = []
-    load = datasets.load_dataset
+    asked, load = [], datasets.load_dataset
 
     def from_a_mirror(source: str, config: str | None, *, split: str, revision: str | None) -> Any:
         name = next(name for name, place in SETS.items() if place.hub_id == source)

@@ -118,8 +118,7 @@ def test_olympiadbench_answers_written_otherwise_are_marked_right(shared_data: P
 def test_another_problems_answer_is_marked_wrong(shared_data: Path) -> None:
     """Golds of neighbouring problems are different as a rule; where they are alike they are alike as text."""
     for name in ("math500", "minerva", "olympiadbench"):
-        task = MathTask(name, {"math": shared_data})
-        right = []
+        task, right = MathTask(name, {"math": shared_data}), []
         for one, other in list(zip(problems(task), problems(task)[1:], strict=False))[:40]:
             if task.is_right(one, other.gold):
                 right.append((one.gold, other.gold))

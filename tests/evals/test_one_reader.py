@@ -175,8 +175,7 @@ def test_a_tokenizer_without_its_vocabulary_is_refused(subword_checkpoint: Calla
 
 
 def test_what_a_tokenizers_last_user_cut_is_encoded_whole(subword_checkpoint: Callable[..., Path]) -> None:
-    folder = subword_checkpoint(truncated=100)
-    long = TEXT * 50
+    folder, long = subword_checkpoint(truncated=100), TEXT * 50
     whole = load_tokenizer(folder).encode(long)
     assert load_tokenizer(folder).decode(whole) == long
     assert adapter(folder).tok_encode(long) == list(whole) and len(whole) > 500

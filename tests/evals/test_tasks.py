@@ -65,8 +65,7 @@ def test_samples_fill_the_context(name: str, context: int, seed: int) -> None:
 
 @pytest.mark.parametrize("name", [*suite_tasks("mini_recall"), *LONGGEN])
 def test_lookups_are_marked_item_by_item(name: str, seed: int) -> None:
-    task = get_task(name)
-    rng = random.Random(seed)
+    task, rng = get_task(name), random.Random(seed)
     for sample in task.samples(CONTEXT, 3, seed, BYTES):
         right = answers(sample)
         assert task.score(sample, " ".join(right) + "\n", ()).parts == (1.0,) * len(right)
@@ -135,8 +134,7 @@ def test_a_task_that_does_not_fit_is_unsupported(seed: int) -> None:
 
 
 def test_real_books_are_held_out_windows(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    sizes = {"12204": 900, "860": 4000, "1": 5000}
+    rng, sizes = random.Random(seed), {"12204": 900, "860": 4000, "1": 5000}
     books = {name: "".join(rng.choices("abcdefg hij\n", k=size)) for name, size in sizes.items()}
     (tmp_path / "test").mkdir()
     for name, text in books.items():

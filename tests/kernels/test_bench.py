@@ -151,8 +151,7 @@ def test_rows_see_the_prefix_and_their_own_part_of_the_block() -> None:
     for node in range(1, 41):
         assert mask[node, :node].equal(mask[parents[node], :node]) and depths[node] == depths[parents[node]] + 1
     op = make_op("decode_attention_rows", size := size_of(rows=41, mask=mask))
-    x = op.draw()
-    visible = whole_mask(size)
+    x, visible = op.draw(), whole_mask(size)
     assert visible.shape == (41, 512) and visible[:, :471].all() and visible[:, 471:].equal(mask)
     wide = (x[name].double() for name in "qkv")
     want = F.scaled_dot_product_attention(*wide, attn_mask=visible, enable_gqa=True)

@@ -106,8 +106,7 @@ def test_coarse_normaliser(rng: Generator) -> None:
 def test_prefill_reads_each_rows_own_blocks(rng: Generator, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Through torch and through the kernel, against masked softmax; tiles are cut short and rows lie apart."""
     rows, heads, kv_heads, queries, start, dim = 2, 4, 2, 21, 30, 16
-    stop = start + queries
-    q = torch.randn(rows, heads, queries, dim, generator=rng)
+    stop, q = start + queries, torch.randn(rows, heads, queries, dim, generator=rng)
     k, v = (torch.randn(rows, kv_heads, stop + 9, dim, generator=rng) for _ in range(2))
     k[:, :, stop:], v[:, :, stop:] = NAN, NAN
     bias = torch.randn(rows, kv_heads, stop + 9, generator=rng)

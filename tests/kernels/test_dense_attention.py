@@ -47,8 +47,7 @@ def check_dense(
     op, where = PATHS[path]
     q, k, v, lengths = cache
     (batch, heads, rows, _), kv, tolerance = q.shape, k.shape[1], kernel_inputs.ATTENTION_TOLERANCE[q.dtype]
-    read = torch.arange(batch, device=where)
-    moved = [x.to(where) for x in cache]
+    read, moved = torch.arange(batch, device=where), [x.to(where) for x in cache]
     on_mask = None if mask is None else mask.to(where)
     out, lse = op(*moved, mask=on_mask, scale=scale, kv_tokens_read=read, **how)
     assert out.dtype == q.dtype and out.shape == q.shape and lse.shape == q.shape[:-1]

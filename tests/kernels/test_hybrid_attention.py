@@ -89,8 +89,7 @@ def test_every_launch_leaves_the_same_scores(rng: Generator, how: SparseLaunch, 
 
 @pytest.mark.parametrize("path", ["naive", "gpu"])
 def test_a_bias_takes_no_part_in_scores(rng: Generator, path: str) -> None:
-    cache = ragged(rng, 2, 2, 2, 16, 90)
-    bias = torch.randn(2, 2, 90, generator=rng)
+    cache, bias = ragged(rng, 2, 2, 2, 16, 90), torch.randn(2, 2, 90, generator=rng)
     check(cache, torch.full((2, 2), EVERYTHING), [0, 1], 16, 16, "naive" if path == "naive" else None, bias)
 
 
@@ -193,8 +192,7 @@ def test_results_do_not_hang_on_who_comes_last(rng: Generator, monkeypatch: pyte
     one = case(rng, *FEW, 2, 16, torch.float32)
     launch = SparseLaunch(16, 16, 4, 2, 30, balanced=True, merge_group=5)
     check_merged(one, launch, True)
-    want = run(one, launch, True)
-    builder = interpreter.interpreter_builder
+    want, builder = run(one, launch, True), interpreter.interpreter_builder
     place = type(builder).set_grid_idx
     for order in (torch.arange(30).flip(0), torch.randperm(30, generator=rng)):
         monkeypatch.setattr(builder, "set_grid_idx", lambda x, y, z, order=order: place(builder, int(order[x]), y, z))

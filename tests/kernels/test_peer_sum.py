@@ -22,8 +22,7 @@ def words_of(parts: torch.Tensor, call: int) -> torch.Tensor:
 def test_sums_what_peers_left_and_leaves_its_part(rank: int, dtype: torch.dtype, first: int, seed: int) -> None:
     world, rows, width, rng = 3, 2, 77, torch.Generator().manual_seed(seed)
     buffers = words_of(torch.zeros(world, 2, world, 4, width, dtype=dtype), first - 3)  # of a call before
-    before = buffers.clone()
-    calls = torch.full((4,), first - 1, dtype=torch.int32)
+    before, calls = buffers.clone(), torch.full((4,), first - 1, dtype=torch.int32)
     peers = [peer for peer in range(world) if peer != rank]
     for call in range(first, first + 3):
         parts = torch.randn(world, rows, width, generator=rng).to(dtype)

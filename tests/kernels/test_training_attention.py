@@ -101,8 +101,7 @@ def test_outputs_and_gradients_in_half_precision(rng: torch.Generator, size: int
     read[:, :, :, : 64 // size] = False
     read[:, :, torch.arange(tokens), torch.arange(tokens) // size] = True
     inputs = [x.to(half) for x in inputs] + [torch.randn(2, 128, generator=rng) * 0.1, torch.randn(2, generator=rng)]
-    probe = torch.randn(inputs[0].shape, generator=rng).to(half)
-    sides = []
+    probe, sides = torch.randn(inputs[0].shape, generator=rng).to(half), []
     for attend, device, dtype in ((gpu, DEVICE, None), (naive.sparse_training_attention, "cpu", torch.float64)):
         leaves = [x.to(device, dtype or x.dtype, copy=True).requires_grad_() for x in inputs]
         out = attended(attend, leaves, read.to(device), size, 0.125, "ed_dma")

@@ -59,8 +59,7 @@ def claim_in_tiles(*given: Any) -> Tensor:
 @pytest.mark.parametrize(("slots", "width"), [(2, 1), (7, 6), (40, 37)])
 def test_slots_follow_the_rule(rng: Generator, claim: Claim, slots: int, width: int) -> None:
     """Steps of random lists, ragged in length and in the newest block; junk past the counts, strided lists."""
-    lists = BATCH * HEADS
-    newest = [BLOCKS - 1, 20, 3]
+    lists, newest = BATCH * HEADS, [BLOCKS - 1, 20, 3]
     simulated = [Simulated(slots, newest[i // HEADS]) for i in range(lists)]
     held = whole([one.held for one in simulated]).view(BATCH, HEADS, slots)
     residents = Residents(held, torch.full_like(held, -1), whole([0]), whole([0] * BATCH), held)

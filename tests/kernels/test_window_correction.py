@@ -30,8 +30,7 @@ def lists(rng: Generator, width: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("window", [2, 5])
 def test_unseen_pages_are_the_set_difference(rng: Generator, window: int) -> None:
     loaded = torch.full((BATCH, HEADS, PAGES), -1, dtype=torch.int32)
-    on_device = loaded.clone().to(DEVICE)
-    first = torch.tensor([40, 7])
+    on_device, first = loaded.clone().to(DEVICE), torch.tensor([40, 7])
     history: list[list[list[set[int]]]] = []
     for step in range(12):
         indices, counts = lists(rng, 270 if step % 4 == 0 else 30)

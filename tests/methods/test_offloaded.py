@@ -254,8 +254,7 @@ def test_equals_the_device_from_graphs(
     """
     if steps > 60 and dtype is not torch.bfloat16:
         pytest.skip("2,000 steps are the kernels' check")
-    cuda = torch.device("cuda")
-    config = replace(CONFIG, hidden_size=128, head_dim=32)
+    cuda, config = torch.device("cuda"), replace(CONFIG, hidden_size=128, head_dim=32)
     decoder = random_decoder(config, 1, cuda, dtype)
     requests = [Request(random_ids(length, 40), steps, random_ids(9, 40)) for length in (2 * budget + 45, 170, 96)]
     plain: dict[str, Any] = {"heads": "random:3"} if name == "nosa" else {}
@@ -270,8 +269,7 @@ def test_equals_the_device_from_graphs(
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = CacheShape(CONFIG, 2, 64, CPU, torch.float32, 64)
-    cache = OffloadedCache(shape, BLOCK, 3)
-    q = torch.zeros(2, 4, 1, 8)
+    cache, q = OffloadedCache(shape, BLOCK, 3), torch.zeros(2, 4, 1, 8)
     lists = torch.zeros(2, 2, 2, dtype=torch.int64)
     read = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(UnsupportedCellError, match="layer 0 lies in host memory"):

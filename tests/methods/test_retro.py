@@ -51,8 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_every_step_is_that_of_the_loops(inputs: Inputs, case: str) -> None:
     params, wanted = CASES[case]
     rows = [1, 2]  # the shortest prompt is read whole, its window begins in the page that its prompt ends in
-    got = inputs.trace(build("retro", **params), rows)
-    page = wanted.get("page", 16)
+    got, page = inputs.trace(build("retro", **params), rows), wanted.get("page", 16)
     for at, row in enumerate(rows):
         reference = Reference(inputs.decoder, pages=BUDGET // page, **wanted)
         reference.prefill(inputs.prompts[row].tolist())

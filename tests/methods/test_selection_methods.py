@@ -219,8 +219,7 @@ def test_parameters_become_a_correction(name: str) -> None:
 @pytest.mark.parametrize("selection", ["kv_head", "query_head"])
 def test_a_rewrite_brings_the_cache_back_to_what_full_attention_stores(decode, selection: str) -> None:
     """With a rewrite after every step each one starts from full attention's cache, so that errors do not add up."""
-    full = decode("full", None)
-    params = {"selection": selection}
+    full, params = decode("full", None), {"selection": selection}
     plain = decode("tidal", BUDGET, **params)
     corrected = decode("tidal", BUDGET, correction="rewrite", correction_period=1, **params)
     for row in range(2):

@@ -163,8 +163,7 @@ def test_a_drafter_s_own_cache_holds_the_kept_tokens_alone(decoder: Decoder, ran
         for _ in range(9):
             stepper.step()
         plain = method.draft.method.start(prompt)
-        counts = stepper.sequences.counts.tolist()
-        chosen = stepper.sequences.chosen
+        counts, chosen = stepper.sequences.counts.tolist(), stepper.sequences.chosen
         for step in range(max(counts) - 1):
             plain.active.copy_(torch.tensor([step < count - 1 for count in counts]))
             saved = plain.cache.before_step()

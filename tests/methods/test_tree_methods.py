@@ -114,8 +114,7 @@ def test_captured_as_eager(decoder: Decoder, name: str, random_ids: Callable, mo
     monkeypatch.setattr(pace, "LOOK", 2)  # a renewal drops longer windows
     made = Decoder(CONFIG, moved(decoder.weights, "cuda"), torch.device("cuda"), torch.float32)
     requests = [Request(random_ids(n, 64), 120, seed=n) for n in (97, 50)]
-    texts = []
-    full = get_method("full").from_budget(None, CONFIG)
+    texts, full = [], get_method("full").from_budget(None, CONFIG)
     for method, graph in ((full, True), (build(name), True), (build(name), False)):
         texts.append([c.output_ids for c in Generator(made, PENALISED, cuda_graph=graph).run(requests, method)])
     assert texts[1] == texts[2] == texts[0]

@@ -78,8 +78,7 @@ def test_selections_have_the_wanted_hit_rate(hit: float) -> None:
     assert drawn.shape == (40, 2, 3, 2, 16)
     assert share_kept(drawn) == pytest.approx(min(hit, 1 - 1 / 16 / 8), abs=0.03 if hit < 1 else 2e-3)
     for step in range(40):
-        newest = (first + step) // 8
-        lists = drawn[step].flatten(0, 2)
+        newest, lists = (first + step) // 8, drawn[step].flatten(0, 2)
         assert all(len(set(one)) == 16 for one in lists.tolist())
         assert bool(((lists >= 0) & (lists <= newest)).all())
         for forced in (0, newest, newest - 3):

@@ -108,8 +108,7 @@ def test_spread_is_median_and_percentiles() -> None:
 
 
 def test_the_ratio_interval_covers_a_known_median(speed_record: Make, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    covered = 0
+    rng, covered = np.random.default_rng(seed), 0
     for trial in range(200):
         record = speed_record([1.0] * 15, np.exp(rng.normal(math.log(1.5), 0.1, size=15)).tolist(), context=trial + 1)
         found = summary.ratio_interval(record, Spread(0.95, 400, 0))

@@ -52,8 +52,7 @@ def test_without_a_reference_a_round_is_the_subject_twice() -> None:
 
 
 def test_readings_are_taken_while_rounds_run_and_never_in_the_warm_up(fake_monitor: Any) -> None:
-    monitor = fake_monitor()
-    reads = []
+    monitor, reads = fake_monitor(), []
     monitor.read = lambda take=monitor.read: reads.append(len(clock.log)) or take()
     clock = ScriptedClock({"A": [1.0], "B": [1.0]})
     time_pair(block(clock, "B"), block(clock, "A"), rounds=3, clock=clock, guard=Guard(monitor))

@@ -90,8 +90,7 @@ def test_the_zero_start_predicts_as_the_model_does(decoder: Decoder, library: Bo
 def test_the_loss_and_its_slope_are_autograds(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     states, head = (torch.randn(size, generator=generator, dtype=torch.float64) for size in ((23, 16), (37, 16)))
-    wanted = torch.randint(37, (23,), generator=generator)
-    slopes = []
+    wanted, slopes = torch.randint(37, (23,), generator=generator), []
     for loss_of in (lambda x: frozen_head_loss(x, wanted, head, 5), lambda x: cross_entropy(x @ head.T, wanted)):
         given = states.clone().requires_grad_()
         loss = loss_of(given)

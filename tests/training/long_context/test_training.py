@@ -42,8 +42,7 @@ def test_a_killed_run_ends_with_the_same_weights(
     tiny_model: Path, short_recipe: Recipe, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tensors(train(short_recipe, tiny_model, library, tmp_path / "whole", CPU))
-    calls = 0
-    original = library.document
+    calls, original = 0, library.document
 
     def killed(rng: random.Random, length: int, lookups: float) -> tuple[np.ndarray, np.ndarray]:
         nonlocal calls

@@ -86,8 +86,7 @@ def test_passkeys_hide_in_exactly_as_many_tokens(books: bool, tokenizer: TextTok
     assert sample != source.sample(random.Random(8), 3000)
     parts = text(sample.targets).split("It is ")[1:]
     assert len(parts) == 4
-    context = text(sample.context)
-    places = []
+    context, places = text(sample.context), []
     for part in parts:
         key = part.split(".")[0]
         assert len(key.split()) == 5 and set(key.split()) <= set(NATO) and context.count(key) == 1

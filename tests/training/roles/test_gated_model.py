@@ -34,8 +34,7 @@ BRANCHES = {
 @pytest.mark.parametrize("name", ["llama3", "qwen3"])
 def test_student_equals_the_reference(name: str, branch: SparseBranch, rows, seed: int) -> None:
     made = rows(name)
-    config = made.decoder.config
-    generator = torch.Generator().manual_seed(seed + 1)
+    config, generator = made.decoder.config, torch.Generator().manual_seed(seed + 1)
     gates = torch.rand(2, config.num_layers, config.num_kv_heads, generator=generator)
     gates[gates < 0.3] = 0.0
     gates[gates > 0.8] = 1.0
@@ -59,8 +58,7 @@ def test_open_gates_are_the_teacher_and_closed_ones_are_not(branch: SparseBranch
 
 def test_gradients_equal_finite_differences_and_no_weight_has_one(rows, seed: int) -> None:
     made = rows("llama3")
-    config = made.decoder.config
-    generator = torch.Generator().manual_seed(seed + 2)
+    config, generator = made.decoder.config, torch.Generator().manual_seed(seed + 2)
     # Away from 0.5, where the chain's sets jump.
     start = torch.rand(2, config.num_layers, config.num_kv_heads, generator=generator)
     start = torch.where(start < 0.5, 0.1 + 0.6 * start, 0.3 + 0.6 * start)

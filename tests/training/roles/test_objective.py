@@ -45,8 +45,7 @@ def test_paper_objective_presses_above_the_wanted_count_alone_and_only_its_gates
 
 
 def test_code_objective_smooths_the_value_keeps_the_gradient_and_only_grows() -> None:
-    gates = HardKumaGates(2, 3)
-    objective = CodeObjective(0.25, CPU)
+    gates, objective = HardKumaGates(2, 3), CodeObjective(0.25, CPU)
     first = objective.loss(torch.tensor(1.0), gates)
     assert first.constraint.item() == pytest.approx(OPEN - 0.25, abs=1e-6)
     assert first.total.item() == pytest.approx(1.0 + 2.0 * (OPEN - 0.25), abs=1e-6)
