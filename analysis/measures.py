@@ -106,9 +106,8 @@ def _pooled_scores(cells: Cells, pools: Mapping[str, Sequence[str]], spread: Spr
 def _curves(cells: Cells, spread: Spread) -> Rows:
     """Yield scores along long answers (``score_along``) and losses along long texts (``loss_along``).
 
-    Of a task's contexts the shortest has curves. A curve has at most ``STRETCHES`` points: each is the mean over a
-    stretch of parts (questions, segments), ``at`` its last part and ``length`` the parts of the whole. The unit is the
-    problem.
+    Of a task's contexts the shortest has curves, of at most ``STRETCHES`` points: means over stretches of parts
+    (questions, segments), ``at`` the last part, ``length`` the parts of the whole. The unit is the problem.
     """
     shortest = pd.DataFrame(list(cells), columns=Cell._fields).groupby(["model", "task"]).context.min()
     for cell, samples in cells.items():

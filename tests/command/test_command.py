@@ -343,9 +343,8 @@ def test_three_commands_lead_to_the_table(name: str, place: Path, monkeypatch: p
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place / "hf"))
     monkeypatch.setenv("HF_HUB_CACHE", str(place / "hf"))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    model, label = (
-        (name, "llama-3.1-8b-instruct") if name == "meta-llama/Llama-3.1-8B-Instruct" else (folder.rename("own"), "own")
-    )
+    here = name != "meta-llama/Llama-3.1-8B-Instruct"
+    model, label = (folder.rename("own"), "own") if here else (name, "llama-3.1-8b-instruct")
     options = ("--suite", "passkey", "--context", "1k", "--budget", "25%", "--samples", "1", "--methods", "quest")
     lines = said(*typed[-1].split()[1:3], model, *options).splitlines()
     assert [line.split()[:5] for line in lines if " quest " in line] == [["passkey", "1,024", "quest", "0.25", "5"]]
