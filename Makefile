@@ -90,7 +90,7 @@ plan: $(STAMP) ## Jobs, GPU hours, disk and downloads of the sweep in config/PRO
 rehearse: $(STAMP) ## The papers' runs on a CPU with tiny random checkpoints (ARGS="retro --place build/rehearsal" for one, kept)
 	PYTHONPATH=$(PYTHONPATH):$(CURDIR)/tests $(BIN)/python tests/papers/rehearsal.py --cores $(WORKERS) $(ARGS)
 
-faults: $(STAMP) ## The fault campaign: 23 minutes on two shared processors (ARGS="--size 0.1 --minutes 3" for less)
+faults: $(STAMP) ## The fault campaign: 23 minutes on two processors (ARGS="--size 0.1 --minutes 3" for less)
 	$(BIN)/python tests/faults/campaign.py $(ARGS)
 
 cluster-test: $(STAMP) ## The tiny run on a one-node Slurm of this machine (root, slurm-wlm, munge)

@@ -131,7 +131,7 @@ class Gate:
                 budget = budget_at(launches, place.context)
                 check_launches(method, shape, launches.params, budget, place, self.device, dtype, seed=self.config.seed)
                 checked.append(f"{place.context} tokens x {place.batch}" + (f", budget {budget}" if budget else ""))
-        except torch.AcceleratorError:  # the device is gone, or nothing more runs on it in this process: no verdict
+        except torch.AcceleratorError:  # as of an illegal access: nothing more runs here
             raise
         except Exception as error:  # whatever a kernel raises at such a size fails it
             problem = error

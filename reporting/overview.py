@@ -41,7 +41,8 @@ def place_words(site: Site, place: tuple[Any, ...]) -> str:
 
 def default_place(rows: pd.DataFrame) -> tuple[Any, ...]:
     """Return the place that the Overview opens with: where tasks have the most prompts, then the larger batch."""
-    fewest = rows[rows.model == rows.losses_of].groupby(PLACE).n.min()
+    own = rows[rows.model == rows.losses_of]
+    fewest = (own if len(own) else rows).groupby(PLACE).n.min()
     return max(fewest.index, key=lambda place: (fewest[place], place[3], place[2]))
 
 
@@ -128,6 +129,8 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
     if found.rows.empty:
         return out
     row = found.first
+    if row.losses_of != row.model:
+        out["place"] += f"; losses of {wording.model_title(row.losses_of)}, among what was timed here"
     others = [
         {
             "title": part.title.iloc[0], "budget": _size(part.iloc[0]),

@@ -289,9 +289,9 @@ def joined(run: Run) -> pd.DataFrame:
     scored = _whole(run.losses.drop(columns=["batch"]).merge(sizes, on=CELL)).dropna(subset=["budget_tokens", "loss"])
     timed = _whole(run.steps).rename(columns={"ratio": "speed", "ratio_low": "speed_low", "ratio_high": "speed_high"})
     on = ["model", "context", "variant", "budget_tokens"]
-    timed = timed[[*on, "batch", "speed", "speed_low", "speed_high", "median_us"]].dropna(subset=["speed"])
+    timed = timed[[*on, "weights", "batch", "speed", "speed_low", "speed_high", "median_us"]].dropna(subset=["speed"])
     scored = scored.assign(losses_of=scored.model)
-    shapes = timed[~timed.model.isin(scored.model) & (scored.model.nunique() == 1)]
+    shapes = timed[(timed.weights == "random") & (scored.model.nunique() == 1)]
     rows = pd.concat([scored.merge(timed, on=on), scored.drop(columns=["model"]).merge(shapes, on=on[1:])])
     # A budget that grows was timed at a full context; most prompts are shorter, so that fewer tokens were read.
     rows = run.leading(rows[~rows.variant.isin(run.growing)])
