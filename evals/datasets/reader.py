@@ -40,7 +40,7 @@ class DataSet:
             or csv.
         hub_id: repository on the hub; ``None`` where no repository has the set.
         copies: the configuration may name any other repository too, ``org/name`` or ``org/name@revision``.
-        revision: its commit; ``None`` where it is not known to us.
+        revision: its commit, which copies of its name share; ``None`` where it is not known to us.
         split: split of the repository.
         config: configuration of the repository.
         gated: the repository asks for its terms to be accepted first.
@@ -113,7 +113,8 @@ class DataSet:
         if found is None:
             wanted = "neither a folder nor a hub id (org/name)" if self.copies else "which is no folder"
             raise self.unavailable(f"data.{self.key} is {source}, {wanted}")
-        return HubId(found["repo"], found["revision"] or self.revision)
+        same = found["repo"].rpartition("/")[2] == str(self.hub_id).rpartition("/")[2]  # or the owner's older name
+        return HubId(found["repo"], found["revision"] or (self.revision if same else None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +247,8 @@ def read_json(data: DataSet, file: Path) -> Any:
     Raises:
         DataUnavailableError: the file is empty, in another encoding than UTF-8, or no JSON.
     """
-    text = read_text(data, file)
     with data.reading(f"{file} cannot be read as JSON"):
-        return json.loads(text)
+        return json.loads(read_text(data, file))
 
 
 def read_text(data: DataSet, file: Path) -> str:

@@ -215,9 +215,9 @@ def test_report_says_where_the_site_is(results: Path, monkeypatch: pytest.Monkey
 
 def test_data_is_listed_fetched_and_checked_in_one_layout(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = [line for line in said("data").splitlines() if line.startswith("gpqa")]
-    assert "Idavidrein/gpqa" in row and "CC BY" in row and row.split()[-2:] == ["gpqa", "none"]
-    pins = {"longbench": "SHA-256 cb45b11a4133", "aime24": "revision 2fe88a2f1091", "trec": "none"}
-    assert {name: data_sets._pin(name, SOURCES[name]) for name in pins} == pins
+    assert "Idavidrein/gpqa" in row and "CC BY" in row and row.split()[-2:] == ["SHA-256", "41d1213cd7a4"]
+    pins = {name: data_sets._pin(name, data) for name, data in SOURCES.items()}
+    assert pins["pg19"] == "revision c5e39bf32e33" and {n for n in pins if pins[n] == "none"} == {"prose", "nlu"}
     monkeypatch.setenv("HF_ENDPOINT", "https://nowhere.invalid")
     refused("data", {"fetch ruler": "reach", "fetch RULER": "ruler'", "fetch passkey": "nothing", "check .": "no data"})
     file = Path("data/math/gsm8k/test.jsonl")

@@ -80,13 +80,13 @@ def test_rows_come_in_order_from_a_folder_and_from_an_archive(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("given", "repo", "revision"),
     [
-        ("zai-org/LongBench", "zai-org/LongBench", HUB_REVISION),
         ("THUDM/LongBench", "THUDM/LongBench", HUB_REVISION),
         ("someone/copy@abc123", "someone/copy", "abc123"),
+        ("someone/copy", "someone/copy", None),
     ],
 )
 def test_a_hub_id_is_fetched_at_a_pinned_revision(
-    given: str, repo: str, revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: str, repo: str, revision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
 
