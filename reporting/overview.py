@@ -251,7 +251,6 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
         timed: joined rows of long answers; their runs and models have a line of their own.
     """
     known = set(timed[["run", "model"]].pipe(each)) if len(timed) else set()
-    passed = {*wording.TITLES["small"]} - {*site.joined.model}
     for run in site.runs:
         if run.losses.empty or run.older or run.pilot:
             continue
@@ -259,7 +258,7 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
         told = losses[(losses.verdict != "") & (losses.unit == "points")]
         for (model, suite, task), part in groups(told, ["model", "suite", "task"]):
             nearest = top(part, -part.loss)
-            if (run.name, model) not in known and model not in passed:
+            if (run.name, model) not in known and model not in site.passed:
                 bounds = wording.interval(nearest.loss_low, nearest.loss_high, "points")
                 least = f"{run.title(nearest.variant)} loses {wording.number(nearest.loss, 'points')} points {bounds}"
                 answer = f"Full: all that ran it whole lose; nearest, {least}" if nearest.verdict == "worse" else least

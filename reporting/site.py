@@ -93,6 +93,12 @@ class Site:
         return able(pd.concat(found)).reset_index(drop=True) if found else pd.DataFrame(columns=["model"])
 
     @cached_property
+    def passed(self) -> set[str]:
+        """The small models, which have no verdict where another model was scored; else none."""
+        small, scored = {*wording.TITLES["small"]}, {m for run in self.current for m in run.summary.model}
+        return small if scored - small else set()
+
+    @cached_property
     def papers(self) -> dict[str, Declaration]:
         """The declared papers by name."""
         return load_declarations(HERE / "papers")

@@ -31,7 +31,7 @@ def write_tasks(site: Site) -> None:
     for suite in site.suites:
         page = Page(f"task-{wording.slug(suite)}")
         runs = [run for run in site.current if suite in run.suites]
-        grids = [grid for run in runs for grid in _grids(run, suite)]
+        grids = [grid for run in runs for grid in _grids(run, suite, site.passed)]
         figures = [figure for run in runs if (figure := _along(site, page, run, suite))]
         texts = [(run, pair) for run in runs for pair in pairs(run, suite)][: PER_SUITE + 1]
         site.write(
@@ -39,7 +39,7 @@ def write_tasks(site: Site) -> None:
             "task.html",
             suite=suite,
             words=_words(suite),
-            finding=_finding(runs, suite),
+            finding=_finding(runs, suite, site.passed),
             grids=grids,
             figures=figures,
             texts=texts,
@@ -61,10 +61,10 @@ def _words(suite: str) -> dict[str, Any]:
     return {"summary": "", "tasks": {}}
 
 
-def _finding(runs: list[Run], suite: str) -> str:
+def _finding(runs: list[Run], suite: str, passed: set[str]) -> str:
     """Return which variants stay within the margin where there are the most prompts; empty without a verdict."""
-    found = [(run, run.leading(run.losses[run.losses.suite == suite])) for run in runs if len(run.losses)]
-    told = [(run, rows[rows.verdict != ""]) for run, rows in found if (rows.verdict != "").any() and not run.pilot]
+    found = [(run, run.leading(losses)) for run in runs if len(losses := _told(run, suite, passed))]
+    told = [(run, rows[rows.verdict != ""]) for run, rows in found if (rows.verdict != "").any()]
     if not told:
         return ""
     run, rows = max(told, key=lambda item: item[1].n.max())
@@ -87,24 +87,29 @@ def _facts(runs: list[Run], suite: str) -> dict[str, str]:
     }
 
 
-def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
+def _told(run: Run, suite: str, passed: set[str]) -> pd.DataFrame:
+    """Return a suite's losses that have a verdict to tell: no pilot's, and none of models that are passed over."""
+    losses = run.losses[:0] if run.pilot else run.losses
+    return losses[(losses.suite == suite) & ~losses.model.isin(passed)] if len(losses) else losses
+
+
+def _grids(run: Run, suite: str, passed: set[str]) -> Iterator[dict[str, Any]]:
     """Yield a table a main task, model and context (the two longest) by budget; then one a model by task."""
     rows = run.summary[(run.summary.suite == suite) & (run.summary.status == "ok")]
     rows = rows[rows.variant.isin(run.plain(rows.variant))]
-    losses = run.losses[run.losses.suite == suite] if len(run.losses) else run.losses
-    pilot = "a pilot, which gives no verdict" if run.pilot else ""
-    verdicts = {} if pilot else {(r.model, r.task, r.context, r.variant, r.budget): r for r in losses.pipe(each)}
+    quiet = "a pilot, which gives no verdict" if run.pilot else ""
+    why = dict.fromkeys(passed, "a small model gives no verdict")
+    verdicts = {(r.model, r.task, r.context, r.variant, r.budget): r for r in _told(run, suite, passed).pipe(each)}
     main = run.main_tasks[suite]
     rows = rows[rows.context.isin(sorted(rows.context.unique())[-2:])]
-    for (model, task, context), part in groups(rows[rows.task.isin(main)], ["model", "task", "context"], sort=False):
-        silent = in_order(
-            r.status for key, r in verdicts.items() if key[:3] == (model, task, context) and r.status in wording.REASONS
-        )
+    for at, part in groups(rows[rows.task.isin(main)], ["model", "task", "context"], sort=False):
+        model, task, context = at
+        silent = in_order(r.status for k, r in verdicts.items() if k[:3] == at and r.status in wording.REASONS)
         yield grid(run, part, "budget", verdicts) | {
             "title": f"{wording.task_title(suite, task)}, {wording.tokens(context)} tokens",
             "model": wording.model_title(model),
             "run": run.name,
-            "why": pilot or "; ".join(wording.REASONS[s] for s in silent),
+            "why": quiet or why.get(model) or "; ".join(wording.REASONS[s] for s in silent),
         }
     for model, part in groups(rows[~rows.task.isin(main)], "model", sort=False):
         part = part[part.context == part.context.max()]
@@ -114,9 +119,9 @@ def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
             part = part[part.budget.isin([budget, REFERENCE])]
             part = part.assign(title=[wording.task_title(suite, task) for task in part.task])
             words = run.budget(next(v for v in part.variant if v != REFERENCE), budget)
-            title = f"Task by task, {wording.tokens(part.context.iloc[0])} tokens, budget {words}"
-            about = {"title": title, "model": wording.model_title(model), "run": run.name, "why": pilot}
-            yield grid(run, part, "title", verdicts) | about
+            place = f"{wording.tokens(part.context.iloc[0])} tokens, budget {words}"
+            about = {"title": f"Task by task, {place}", "model": wording.model_title(model), "run": run.name}
+            yield grid(run, part, "title", verdicts) | about | {"why": quiet}
 
 
 def grid(run: Run, part: pd.DataFrame, column: str, verdicts: dict[Any, Any]) -> dict[str, Any]:
@@ -192,7 +197,7 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
     model = wording.model_title(rows.model.iloc[0])
     place = f"{task}; {model}, {wording.tokens(rows.context.iloc[0])} tokens"
     title = f"Scores along the answer with {words}"
-    if len(losses):
+    if len(losses) and rows.model.iloc[0] not in site.passed:
         title = f"{model} with {words}: {count} within the margin over the whole answer"
     drawn = " Drawn, of the defaults: three that lose least, two that lose most." if len(shown) <= len(ordered) else ""
     spec = charts.along_lines(frame, _GROUPS, "Place in the answer", "Right, %")
@@ -251,11 +256,7 @@ def _holds(site: Site, method: str) -> list[dict[str, Any]]:
     for run in site.current:
         rows = site.held[run.name]
         for r in rows[rows.variant.map(run.methods) == method].pipe(each) if len(rows) else ():
-            words = (
-                f"{int(r.budget_tokens):,} tokens"
-                if r.state == "holds"
-                else {"open": "cannot tell", "fails": "none, all worse"}[r.state]
-            )
+            words = {"open": "cannot tell", "fails": "none, all worse"}.get(r.state) or f"{r.budget_tokens:,.0f} tokens"
             apart = f", {run.title(r.variant)}" if r.variant != method else ""
             out.append({
                 "task": wording.task_title(r.suite, r.task), "suite": r.suite, "words": words, "state": r.state,
