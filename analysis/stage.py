@@ -55,7 +55,7 @@ def write_tables(folder: Path) -> list[Path]:
     """Write the tables of a run, once, after it; each whole or not at all. Returns their paths.
 
     A pilot's comparisons have no verdict, and it speaks to no claim. Where a variant was not tuned as those beside it,
-    the summary has a column ``untuned`` that says what was not.
+    the summary has a column ``untuned`` that says what was not, and its comparisons cannot tell.
 
     Args:
         folder: the results of a run: its config.yaml and records, and what else it measured.
@@ -87,6 +87,9 @@ def write_tables(folder: Path) -> list[Path]:
     compared = comparisons_table(scored, requests, pools, spread)
     summary, untuned = summary_table(cells, spread), untuned_beside_tuned(run)
     marks = pd.Series([untuned.get(place) for place in zip(summary.model, summary.variant, strict=True)], dtype=object)
+    told = compared[compared.verdict.notna()].itertuples()
+    held = [r.Index for r in told if {(r.model, r.a), (r.b_model, r.b)} & untuned.keys()]
+    compared.loc[held, ["status", "verdict"]] = "untuned", "cannot tell"
     tables = (
         summary.assign(untuned=marks) if marks.notna().any() else summary,
         speed_table(timed, spread),

@@ -21,6 +21,7 @@ from longdecode.reporting.runs import REFERENCE, NoNumbersError, Run, each, grou
 from longdecode.reporting.site import Page, Site
 from longdecode.reporting.tasks import grid, write_methods, write_tasks
 
+_PACKAGES = ("torch", "triton", "transformers", "cuda")
 _OWN = ("*.html", "data/*.csv", "site.css", "site.js", "vega.js")
 
 
@@ -122,6 +123,9 @@ def _facts(site: Site, run: Run) -> dict[str, Any]:
     texts = run.measures[run.measures.measure == "speedup"].model if len(run.measures) else ()
     models = in_order([*(run.summary.model if len(run.summary) else ()), *texts, *timed])
     versions = run.gate[0].get("versions", {}) if run.gate else {}
+    tables = sorted(path.name for path in run.folder.iterdir() if path.suffix in (".csv", ".yaml", ".txt"))
+    n, losses = (run.summary.n if len(run.summary) else ()), run.losses[:0] if run.pilot else run.losses
+    pooled = losses[(losses.task == "all") & ~losses.model.isin(site.passed)].verdict if len(losses) else ()
     return {
         "name": run.name,
         "what": run.purpose,
@@ -129,20 +133,13 @@ def _facts(site: Site, run: Run) -> dict[str, Any]:
         "revisions": run.revisions,
         "models": [wording.model_title(m) for m in models],
         "data": " and ".join(run.data_sources) or ("books to go on with" if len(texts) else "none: times alone"),
-        "prompts": f"{int(run.summary.n[run.summary.n > 0].min())} to {int(run.summary.n.max())}"
-        if len(run.summary)
-        else "",
+        "prompts": f"{int(n[n > 0].min())} to {int(n.max())}" if len(n) else "",
+        "decided": f"{sum(pooled != 'cannot tell')} of {len(pooled)}" if len(pooled) else "",
         "time": next(run.gpu_time.pipe(each), None) if len(run.gpu_time) else None,
         "gate": f"{sum(verdicts)} of {len(verdicts)}" if verdicts else "",
         "checks": f"{sum(checks)} of {len(checks)}" if checks else "",
-        "versions": ", ".join(
-            f"{name} {versions[name]}" for name in ("torch", "triton", "transformers", "cuda") if name in versions
-        ),
-        "tables": [
-            (path.name, site.table_link(run, path.name))
-            for path in sorted(run.folder.iterdir())
-            if path.suffix in (".csv", ".yaml", ".txt")
-        ],
+        "versions": ", ".join(f"{k} {v}" for k, v in versions.items() if k in _PACKAGES),
+        "tables": [(name, site.table_link(run, name)) for name in tables],
     }
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from longdecode.analysis.declaration import read_table
 from longdecode.engine.errors import ConfigError, refuse_unknown
-from longdecode.reporting.runs import REFERENCE
+from longdecode.reporting.runs import REFERENCE, able
 
 Rows = list[tuple[str, ...]]
 ENDED = ("model", "task", "context", "method", "budget", "n", "score", "Full", "difference", "verdict", "times Full")
@@ -100,6 +100,8 @@ def statuses(results: Path) -> Iterator[str]:
 def compared(results: Path, a: str, b: str, context: int | None, profile: str | None) -> tuple[Rows, Rows]:
     """Return rows of quality (comparisons.csv) and of whole steps (speed.csv) in which both variants stand.
 
+    Small models stand aside where another was measured, but for a profile that is asked for.
+
     Raises:
         ConfigError: no run has tables, none has a variant of that name, or both are the same one.
     """
@@ -110,6 +112,8 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
         refuse_unknown("--profile", "run of results/", [profile], [path.name for path in folders])
         folders = [results / profile]
     pairs, steps = _tables(folders, "comparisons.csv"), _tables(folders, "speed.csv")
+    if profile is None:
+        pairs, steps = able(pairs), able(steps)
     if pairs.empty and steps.empty:
         raise ConfigError(f"{profile or results}: no comparisons.csv or speed.csv with a row; an ended run has both")
     known = {*pairs.get("a", ()), *pairs.get("b", ()), *steps.get("variant", ())}
@@ -125,7 +129,7 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
     if len(pairs):  # a pooled row speaks for its tasks
         place = pd.MultiIndex.from_frame(pairs[["run", "suite", "context"]])
         pairs = pairs[(pairs["task"] == POOLED) | ~place.isin(place[pairs["task"] == POOLED])]
-    return _quality(pairs, a, b), _speed(steps, a, b)
+    return _quality(pairs, a, b), _speed(steps, a, b) if len(steps) else []
 
 
 def _with_kin(pairs: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -157,18 +161,17 @@ def _quality(pairs: pd.DataFrame, a: str, b: str) -> Rows:
         shown = f"{gap[0]:+.3g} ({gap[1]:+.3g} to {gap[2]:+.3g})"
         proven, near = row.p_holm < 0.05, max(abs(gap[1]), abs(gap[2])) <= row.margin
         better = f"{a if (gap[0] > 0) == (row.better == 'higher') else b} is better"
-        verdict = better if proven else "within the margin" if near else "cannot tell"
+        told = [(row.status == "untuned", "cannot tell"), (proven, better), (near, "within the margin")]
+        verdict = next((words for holds, words in told if holds), "cannot tell")
         task = row.suite if row.task == POOLED else row.task
         budget = str(row.budget) if row.budget == row.b_budget else f"{row.budget} / {row.b_budget}"
         at = (row.run, " / ".join(models), task, f"{row.context:,}", budget, str(row.n))
         rows.append((*at, *(f"{v:.3g}" for v in values), shown, verdict))
     told = {row[:5] for row in rows}
-    return rows + [row for row in _beside_full(pairs, a, b) if row[:5] not in told]
+    return rows + [row for row in _beside_full(pairs, a, b) if row[:5] not in told] if len(pairs) else []
 
 
 def _beside_full(pairs: pd.DataFrame, a: str, b: str) -> Rows:
-    if pairs.empty:
-        return []
     pairs = pairs[(pairs.b == REFERENCE) & (pairs.model == pairs.b_model)]
     place = ["run", "model", "suite", "task", "context", "budget", "n"]
     both = pairs[pairs.a == a].merge(pairs[pairs.a == b], on=place, suffixes=("", "_other"))
@@ -183,8 +186,6 @@ def _beside_full(pairs: pd.DataFrame, a: str, b: str) -> Rows:
 
 def _speed(steps: pd.DataFrame, a: str, b: str) -> Rows:
     """Return by place how many times as fast as Full the two take a step."""
-    if not len(steps):
-        return []
     steps = steps[(steps["stage"] == "step") & (steps["status"] == "ok") & steps["variant"].isin((a, b))]
     place = ["run", "model", "context", "batch", "budget"]
     wide = steps.pivot_table("ratio", place, "variant", aggfunc="first").reset_index()

@@ -203,9 +203,10 @@ class Pairs:
         for model in {name for name in (*table.model, *table.b_model) if " + " in name}:
             self._add_mean_of_trainings(model)
         self.fulls = {key[:5]: key for key, cell in self.scored.items() if cell.method.iloc[0] == "full"}
-        words = table[table.b == "full"].set_index(CELL[:5]).status.to_dict()
+        words = table[(table.b == "full") & (table.status != "untuned")].set_index(CELL[:5]).status.to_dict()
         self.task_status = {place: self._task_status(place, words.get(place)) for place in self.fulls}
         self.pools = read_pools()
+        self.untuned: set[tuple[str, str]] = set()
 
     def _add_mean_of_trainings(self, model: str) -> None:
         """Add the mean over several trainings, by sample, to the cells, which keep each training's score."""
@@ -266,7 +267,7 @@ def over_trainings(sides: Sequence[Sequence[pd.DataFrame]], difference: float) -
 def verdict(row: pd.Series) -> str:
     """Return the word on a difference from its printed interval, corrected p-value and margin."""
     least, most = (-row.high, -row.low) if row.better == "higher" else (row.low, row.high)
-    if row.status == "one_training" or row.n < 10 or not np.isfinite([least, most, row.margin]).all():
+    if row.status in ("one_training", "untuned") or row.n < 10 or not np.isfinite([least, most, row.margin]).all():
         return "cannot tell"
     return "within" if most <= row.margin else "worse" if least > 0 and row.p_holm < 0.05 else "cannot tell"
 
@@ -283,7 +284,10 @@ def differing_pairs(folder: Path, scored: dict[Any, pd.DataFrame], status: dict[
     table = pd.read_csv(folder / "comparisons.csv", dtype=types, low_memory=False).fillna({"verdict": ""})
     table["family_holm"] = table.groupby([name for name in PAIR if name not in ("a", "model")]).p.transform(holm)
     pilot = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")).get("pilot", False)
-    pairs = Pairs(scored, status, table)
+    pairs, summary = Pairs(scored, status, table), pd.read_csv(folder / "summary.csv", low_memory=False)
+    if "untuned" in summary:
+        marked = summary.dropna(subset="untuned")
+        pairs.untuned = {*zip(marked.model, marked.variant, strict=True)}
     there = set(table[table.b == "full"].set_index([*CELL[:5], "a", "budget"]).index) | {*pairs.fulls.values()}
     for key in scored.keys() & pairs.scored.keys() - there:
         if key[:5] in pairs.fulls and len(pairs.units(key, pairs.fulls[key[:5]])[0]):
@@ -313,6 +317,8 @@ def recomputed(row: pd.Series, pairs: Pairs, pilot: bool) -> dict[str, Any]:
         p = max(p, of_trainings)
     elif row.model != row.b_model and word != "baseline_fails":
         word = "one_training"
+    if word != "baseline_fails" and pairs.untuned & {(row.model, row.a), (row.b_model, row.b)}:
+        word = "untuned"
     if exact := exact_bounds(gaps, shares, paired=True):
         low, high = min(exact[0], wider[0]), max(exact[1], wider[1])
     else:
