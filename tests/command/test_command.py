@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shlex
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import huggingface_hub
 import pandas as pd
 import pytest
+import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -313,41 +315,33 @@ def test_what_ends_the_command_ends_the_workflow_once(place: Path, reached: int)
     assert {path.name for path in place.iterdir()} == {"work.py", "log", "1"}
 
 
-def test_generate_reads_what_the_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    import longdecode
-
-    prompts = ["Once upon a time. " * 60, "Once upon"]
-    knobs = {"method": "quest", "budget": 256, "max_new_tokens": 8, "device": "cpu"}
-    long, short = longdecode.generate(MINIATURE, prompts, **knobs)
-    assert len(long.output_ids) == 8 and 200 < long.read_tokens_mean < 600 and short.read_tokens_mean < 40
-    (split,) = longdecode.generate(MINIATURE, prompts[:1], **knobs, gpus=2)
-    assert (split.text, split.read_tokens_mean) == (long.text, pytest.approx(long.read_tokens_mean))
-    for texts, budget, why in ((prompts[0], 256, "a list of texts is needed"), (prompts, "10%", "a whole number of")):
-        with pytest.raises(ConfigError, match=why):
-            longdecode.generate(MINIATURE, texts, method="quest", budget=budget)
-    with pytest.raises(AttributeError):
-        longdecode.nothing  # noqa: B018
-    monkeypatch.setattr("longdecode.demo.PROMPTS", 1)
-    assert ["4 of 4" in line for line in said("demo").splitlines()[1:3]] == [True, False]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WRITTEN["strangers"])
-def test_three_commands_lead_to_the_table(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clone, setup, run: Llama 3 by its id, from the hub's cache and without network, the others from folders."""
+def test_three_commands_lead_to_the_table(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clone, setup, run: Llama 3 by its id, from the hub's cache and without network, the others from folders.
+
+    The others run beside it, since their own configurations differ from its in the model alone.
+    """
     block = (ROOT / "docs" / "running.md").read_text().split("```")[1].splitlines()[1:]
     typed = ["git clone", *(line for line in block if "data fetch" not in line)]  # passkeys are generated
     assert len(typed) <= 3 and typed[-1].startswith("longdecode run --model ")
     tokenizer, size = byte_level(filler(random.Random(0), 40_000), VOCAB, SPECIAL), {"layers": 6, "kv_heads": 4}
-    folder = write_checkpoint(place / "hf", name, size, tokenizer)
+    first, *others = WRITTEN["strangers"]
+    write_checkpoint(place / "hf", first, size, tokenizer)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(place / "hf"))
     monkeypatch.setenv("HF_HUB_CACHE", str(place / "hf"))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    here = name != "meta-llama/Llama-3.1-8B-Instruct"
-    model, label = (folder.rename("own"), "own") if here else (name, "llama-3.1-8b-instruct")
     options = ("--suite", "passkey", "--context", "1k", "--budget", "25%", "--samples", "1", "--methods", "quest")
-    lines = said(*typed[-1].split()[1:3], model, *options).splitlines()
-    assert [line.split()[:5] for line in lines if " quest " in line] == [["passkey", "1,024", "quest", "0.25", "5"]]
+    models, label = {}, "llama-3.1-8b-instruct"
+    for name in others:
+        folder = write_checkpoint(place / "elsewhere", name, size, tokenizer).rename(name.split("/")[1].lower())
+        said("init", "--model", folder, *options)
+        models |= {folder.name: yaml.safe_load(Path(f"{folder}.yaml").read_text())}
+    beside = json.dumps({key: own.pop("models")[key] for key, own in models.items()})
+    lines = said(*typed[-1].split()[1:3], first, *options, "--config", f"models={beside}").splitlines()
+    ran = yaml.safe_load(Path(f"{label}.yaml").read_text())
+    assert all(ran == own | {"profile": label, "models": ran["models"]} for own in models.values())
+    found = [line.split()[:6] for line in lines if " quest " in line]
+    assert sorted(found) == sorted([key, "passkey", "1,024", "quest", "0.25", "5"] for key in (label, *models))
     assert lines[-1] == f"reports/{label}/index.html" and Path(lines[-1]).stat().st_size > 1000
 
 

@@ -1,4 +1,4 @@
-"""The worked examples of docs/ pass as printed: a method, a suite; files and commands that pages name are there."""
+"""The worked examples of docs/ pass as printed: a method, a suite, a notebook; files and commands of pages exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from snakemake.cli import parse_args
 
 from longdecode.analysis.speed import parser
@@ -29,6 +31,7 @@ from small_run import run_values
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "adding-a-method.md"
+NOTEBOOK = ROOT / "docs" / "notebooks" / "three-methods.ipynb"
 
 
 @pytest.fixture
@@ -124,3 +127,17 @@ def test_a_misfit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, na
     monkeypatch.setenv("LONGDECODE_SUITE_PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=says):
         get_task("passkey_depth_0")
+
+
+def test_the_notebook_runs_and_orders_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "committed without outputs"
+    rows = ["full", "quest", "oracle_topk", "streaming"]
+    check = f"print(*table_of_methods.set_index('method')['right of 4'].loc[{rows}])"
+    notebook.cells.append(nbformat.v4.new_code_cell(check))
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    full, quest, oracle, window = map(int, notebook.cells[-1].outputs[0].text.split())
+    assert full == oracle == 4 and quest >= 3 and window <= 1

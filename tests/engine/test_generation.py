@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +174,20 @@ def test_graph_replay_equals_eager(
     expected = results(eager.decode(prompt, method))
     assert results(graph.decode(prompt, method)) == expected
     assert results(graph.decode(prompt, method)) == expected, "a second capture starts from the prompt again"
+
+
+def test_generate_reads_what_the_budget_allows() -> None:
+    import longdecode
+
+    model = Path(__file__).parents[2] / "models" / "miniature" / "weights"
+    prompts = ["Once upon a time. " * 60, "Once upon"]
+    knobs = {"method": "quest", "budget": 256, "max_new_tokens": 8, "device": "cpu"}
+    long, short = longdecode.generate(model, prompts, **knobs)
+    assert len(long.output_ids) == 8 and 200 < long.read_tokens_mean < 600 and short.read_tokens_mean < 40
+    (split,) = longdecode.generate(model, prompts[:1], **knobs, gpus=2)
+    assert (split.text, split.read_tokens_mean) == (long.text, pytest.approx(long.read_tokens_mean))
+    for texts, budget, why in ((prompts[0], 256, "a list of texts is needed"), (prompts, "10%", "a whole number of")):
+        with pytest.raises(ConfigError, match=why):
+            longdecode.generate(model, texts, method="quest", budget=budget)
+    with pytest.raises(AttributeError):
+        longdecode.nothing  # noqa: B018

@@ -1,13 +1,14 @@
-"""Every planted fault can still be planted: its text occurs once, and its test exists."""
+"""A minute of the fault campaign; each planted fault can still be planted: its text occurs once, its test exists."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from faults import plant
+from faults import campaign, plant
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,3 +20,15 @@ def test_the_fault_can_be_planted(fault: Any) -> None:
     file, *names = fault.test.split("::")
     source = (ROOT / file).read_text(encoding="utf-8")
     assert all(f" {name.split('[')[0]}" in source for name in names)
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_doubled_or_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind but kills of a whole workflow, which ``test_resume.py`` has."""
+    monkeypatch.setitem(campaign.CONFIG["suites"]["mini_recall"], "samples", 6)
+    here = Path.cwd()
+    try:
+        rows = list(campaign.run(campaign.Campaign(tmp_path, seed=0), size=0.01, tree_kills=0, tree_seconds=0))
+    finally:
+        os.chdir(here)
+    assert len(rows) == 5 and not [(row, row.notes) for row in rows if not row.is_good]

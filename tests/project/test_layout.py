@@ -1,7 +1,8 @@
-"""The project's tree: what must be there, what must not, and a Makefile whose help is complete."""
+"""The tree: what must be there and what must not, who imports whom, evidence as it was written, and make help."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -9,8 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from longdecode.evals.manifest import NAME, problems
+from project import count_imports
+
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("engine", "kernels", "methods", "models", "training", "evals", "analysis", "reporting")
+ROOMS = ("kernels", "engine", "methods", "evals", "training", "models", "analysis")
+"""Each room imports those before it alone."""
+READ_BY_REPORTING = (
+    "engine.errors", "methods.card", "methods.registry", "evals.manifest", "evals.store.read_answers",
+    "evals.tasks.registry.describe", "evals.tasks.registry.folder_of", "analysis.declaration",
+)  # fmt: skip
+"""Errors, cards, hashes of files, the answers that pages print, protocols of suites, and what papers published."""
+MOST = {"imported": 90, "read": 20}
+"""Most files on the way of a variant; ``count_imports`` says what counts."""
 TEXT = {".py", ".smk", ".md", ".yaml", ".yml", ".toml", ".lock", ".rst", ".cff", ".html", ".css", ".js", ".json", ""}
 MACHINE_PATH = re.compile(r"(?<![\w./:-])/(?:home|Users|root|work|tmp|mnt|scratch)/[\w.-]+")
 QUESTION = re.compile(r'^\s*r?"""(?:What|How|Whether|Where|Which)\b.*', re.MULTILINE)
@@ -30,11 +42,37 @@ def test_is_there(name: str) -> None:
     assert (ROOT / name).exists()
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [*ROOMS, "reporting"])
 def test_rooms_are_namespaces_reached_through_links(room: str) -> None:
     link = ROOT / "src" / "longdecode" / room
     assert link.is_symlink() and not link.readlink().is_absolute() and link.resolve() == ROOT / room
     assert not (ROOT / room / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("room", [*ROOMS, "reporting"])
+def test_arrows_between_rooms_run_one_way(room: str) -> None:
+    known = READ_BY_REPORTING if room == "reporting" else ROOMS[: ROOMS.index(room)]
+    allowed = tuple(f"longdecode.{name}." for name in (*known, room))
+    files = (ROOT / room).rglob("*.py")
+    nodes = [(file, n) for file in files for n in ast.walk(ast.parse(file.read_text("utf-8")))]
+    imports = [(file, n) for file, n in nodes if isinstance(n, ast.ImportFrom | ast.Import)]
+    taken = [(f, f"{getattr(n, 'module', '')}.{a.name}.".removeprefix(".")) for f, n in imports for a in n.names]
+    barred = ("longdecode.", "pyarrow.") if room == "reporting" else ("longdecode.",)  # records are read elsewhere
+    ours = [(str(f), name) for f, name in taken if name.startswith(barred)]
+    assert ours and not [(f, name) for f, name in ours if not name.startswith(allowed)]
+
+
+@pytest.mark.slow
+def test_few_files_run_between_a_variant_and_its_number() -> None:
+    files = count_imports.measured()
+    assert "methods/quest/method.py" in files["imported"] and "analysis/cells.py" in files["read"]
+    assert all(len(files[part]) <= most for part, most in MOST.items()), files
+
+
+@pytest.mark.parametrize("profile", sorted(path.parent.name for path in ROOT.glob(f"results/*/{NAME}")))
+def test_committed_evidence_matches_its_manifest(profile: str) -> None:
+    """``make manifest PROFILE=h200`` enters what was put together by hand."""
+    assert problems(ROOT / "results" / profile) == []
 
 
 def test_no_file_names_a_place_on_one_machine() -> None:
