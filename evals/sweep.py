@@ -272,9 +272,9 @@ def too_large(run: RunConfig) -> Iterator[str]:
         rows = row_bytes(run, at, variants, prompt, filled)
         most = max(rows, key=rows.__getitem__)
         if (needed := beside + batch * rows[most]) > memory:
-            fits = max(0, int((memory - beside) // rows[most]))
+            fits = max(0, int((memory - beside) // rows[most])) or "none; longdecode.generate(gpus=2) splits a model"
             which = f"{name} on {model}, {context:,} tokens, batch {batch}: {most} needs {needed / 1e9:,.1f} GB"
-            yield f"{which}, {device} has {memory / 1e9:,.1f}; the largest batch that fits: {fits or 'none'}"
+            yield f"{which}, {device} has {memory / 1e9:,.1f}; the largest batch that fits: {fits}"
 
 
 def kept_bytes(run: RunConfig, model: str, variant: str, context: int, budgets: Sequence[Budget]) -> int:

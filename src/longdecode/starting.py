@@ -116,7 +116,7 @@ class Starting:
         kept = sorted({min(context, limit) for context in asked if min(context, limit) * token <= free})
         said = f"{self.label} reads {limit:,} tokens at most, and {self.memory / 1e9:,.0f} GB of memory are here"
         if not kept:
-            raise ConfigError(f"--model {self.choices.model}: no context of {asked} fits: {said}")
+            raise ConfigError(f"--model {self.choices.model}: no context of {asked} fits: {said}; generate(gpus=2) splits it")
         if kept != asked:
             self.note(f"contexts {kept} instead of {asked}: {said}")
         return kept, next((batch for batch in BATCHES if batch * kept[-1] * token <= free), 1)
