@@ -161,8 +161,8 @@ def _quality(pairs: pd.DataFrame, a: str, b: str) -> Rows:
         shown = f"{gap[0]:+.3g} ({gap[1]:+.3g} to {gap[2]:+.3g})"
         proven, near = row.p_holm < 0.05, max(abs(gap[1]), abs(gap[2])) <= row.margin
         better = f"{a if (gap[0] > 0) == (row.better == 'higher') else b} is better"
-        told = [(row.get("status") == "untuned", "cannot tell"), (proven, better), (near, "within the margin")]
-        verdict = next((words for holds, words in told if holds), "cannot tell")
+        ways = [(row.get("status") == "untuned", "cannot tell"), (proven, better), (near, "within the margin")]
+        verdict = next((words for holds, words in ways if holds), "cannot tell")
         task = row.suite if row.task == POOLED else row.task
         budget = str(row.budget) if row.budget == row.b_budget else f"{row.budget} / {row.b_budget}"
         at = (row.run, " / ".join(models), task, f"{row.context:,}", budget, str(row.n))
