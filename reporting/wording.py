@@ -120,7 +120,7 @@ def task_title(suite: str, task: str) -> str:
     if task in TITLES["tasks"]:
         return str(TITLES["tasks"][task])
     stem = suite.removesuffix("_prompt").removesuffix("_decoded")
-    rest = re.sub(r"_(prompt|decoded)$", "", task).removeprefix(stem).strip("_")
+    rest = re.sub(r"_(prompt|decoded)$", "", task).removeprefix(f"{stem}_")  # math500 is no part of math
     return (
         f"{suite_title(suite)}, {TITLES['columns'].get(rest, rest.replace('_', ' '))}"
         if rest and rest != task

@@ -68,6 +68,7 @@ def test_a_small_run_has_a_site_of_its_own(small: Path, tmp_path: Path) -> None:
         "index", "compare", "trust", "task-s", "method-full", "method-quest", "method-snapkv"
     }  # fmt: skip
     assert "#papers" not in page.html and "claim-" not in page.html
+    assert "sceptic" not in parsed(index.parent / "trust.html").text, "doubts are of the runs that are committed here"
     (index.parent / "method-gone.html").write_text("")
     build(small, tmp_path / "out")
     assert not (index.parent / "method-gone.html").exists()
@@ -122,5 +123,5 @@ def test_words_for_contexts_and_budgets() -> None:
     assert [wording.tokens(n) for n in (32768, 102400, 100000, 2048)] == ["32K", "100K", "100,000", "2K"]
     assert wording.budget("0.1") == "10% of the context" and wording.budget("bytes=0.25") == "25% of the bytes"
     assert wording.budget("0.1", 410.0) == "410" and wording.budget("full") == "all"
-    assert wording.task_title("mini_recall", "all") == "Look-ups"
-    assert wording.task_title("icl", "icl_banking77") == "Many-shot labels, banking77"
+    tasks = [("mini_recall", "all"), ("icl", "icl_banking77"), ("math", "math500")]
+    assert [wording.task_title(*task) for task in tasks] == ["Look-ups", "Many-shot labels, banking77", "MATH500"]
