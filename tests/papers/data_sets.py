@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from longdecode.evals.generators.prose import sentence
 from longdecode.evals.tasks.continuation import UNSEEN
 from longdecode.evals.tasks.longbench import ENGLISH_EIGHT
 from longdecode.evals.tasks.math import SETS
+from longdecode.training.roles.data.passkey import NATO
 
 BOOK_SENTENCES = 900
 TRAINING_BOOKS = ("900001", "900002")
@@ -35,7 +35,7 @@ class DataSets:
         self.random = random.Random(seed)
 
     def write(self) -> str:
-        """Write all of them and return text for a tokenizer to be trained on."""
+        """Write all of them and return text for a tokenizer to be trained on: passkeys of head roles are few tokens."""
         books = {book: self._prose(BOOK_SENTENCES) for book in sorted({*UNSEEN, *BOOKS, *TRAINING_BOOKS})}
         for book, text in books.items():
             self._text(f"emozilla/pg19-test/{book}.txt", text)
@@ -46,7 +46,7 @@ class DataSets:
         for place in (SETS[name] for name in SETS if name != "gsm8k"):  # which LongGenBench's questions wrote
             rows = [{"problem": f"{self._prose(2)} What is {n} + {n}?", "answer": f"{2 * n}"} for n in range(3)]
             self._lines(f"hub/{place.folder}/{place.files[0]}", rows)
-        return " ".join(books.values())
+        return " ".join([*books.values(), *NATO * 200])
 
     def _longbench(self) -> None:
         for name in ENGLISH_EIGHT:
@@ -83,8 +83,8 @@ class DataSets:
         example = "lead\n\nQ: one?\n(A) x (B) y\nA: Because. The answer is (B)."
         self._json(f"{folder}/LongGenBench_MMLU_prompt.json", [(subject, example) for subject in SUBJECTS])
         for subject in SUBJECTS:
-            with self._open(f"{folder}/mmlu/{subject}_test.csv").open("w", newline="") as handle:
-                csv.writer(handle).writerows([f"{subject} {n}?", *"abcd", "ABCD"[n % 4]] for n in range(45))
+            asked = "".join(f"{subject} {n}?,a,b,c,d,{'ABCD'[n % 4]}\n" for n in range(45))
+            self._text(f"{folder}/mmlu/{subject}_test.csv", asked)
         wrong = {f"Incorrect Answer {n}": f"{n}" for n in (1, 2, 3)}
         rows = [{"Question": f"How many {self._word()}s?", "Correct Answer": "4", **wrong} for _ in range(2)]
         self._lines(f"{folder}/diamond/gpqa_diamond.jsonl", rows)

@@ -57,7 +57,7 @@ def scaled(name: str) -> dict[str, Any]:
         spec["tasks"] = SMALL["tasks"].get(suite) or list(tasks[suite][:1])
         spec |= {"samples": 1, "batch": 2}
     for training in values.get("training", {}).values():
-        training |= {"contexts": [2560], "steps": 2, "window": [4, 16]}
+        training |= {"contexts": [1024], "steps": 2, "window": [4, 16]}
     timed, sized = values.get("throughput", ()), {"model": next(iter(values["models"]))}
     values["throughput"] = [grid | sized | SMALL["throughput"][grid["bench"]] for grid in timed]
     if traced := values.get("retrospection"):
