@@ -46,8 +46,7 @@ def runs() -> list[str]:
 def scaled(name: str) -> dict[str, Any]:
     """Return a run's configuration for a CPU: methods, models, suites and rules as they are, sizes cut down."""
     values: dict[str, Any] = copy.deepcopy(yaml.safe_load((PAPERS / f"{name}.yaml").read_text()))
-    values |= {"device": "cpu", "dtype": "float32"}
-    values["budgets"] = _budgets(values["budgets"])
+    values |= {"device": "cpu", "dtype": "float32", "budgets": _budgets(values["budgets"])}
     tasks = {suite: run.tasks for suite, run in load_run_config(PAPERS / f"{name}.yaml").suites.items()}
     if gates := values["methods"].get("seerattention_r"):
         gates["params"] = {"gates": "random:0"}
@@ -55,7 +54,7 @@ def scaled(name: str) -> dict[str, Any]:
         length = SMALL["contexts"].get(suite, LONG)
         spec["contexts"] = [length] if len(spec["contexts"]) == 1 else [min(SHORT, length), length]
         spec["tasks"] = SMALL["tasks"].get(suite) or list(tasks[suite][:1])
-        spec |= {"samples": 1, "batch": 2}
+        spec |= {"samples": 1, "batch": 8}  # several draws of a problem run at once
     for training in values.get("training", {}).values():
         training |= {"contexts": [1024], "steps": 2, "window": [4, 16]}
     timed, sized = values.get("throughput", ()), {"model": next(iter(values["models"]))}
@@ -64,10 +63,11 @@ def scaled(name: str) -> dict[str, Any]:
         traced |= SMALL["retrospection"] | {"models": dict.fromkeys(traced["models"], SMALL["tasks"]["pg19_long"][0])}
     if writing := values.get("generation"):
         for sampler in writing["samplers"].values():
-            sampler["penalty_window"] = 64
+            sampler["penalty_window"] = sampler.get("penalty_window", 1024) // 8
         for run in writing["runs"].values():
             # A tree has no more rows than its prompt has tokens.
-            run |= {"prompts": [1024 if "tree_1999" in run["variants"] else 256], "tokens": 96, "books": 1}
+            run["prompts"] = [1024 if "tree_1999" in run["variants"] else prompt // 8 for prompt in run["prompts"]]
+            run |= {"tokens": 96, "books": 1}
     return values
 
 
