@@ -65,7 +65,7 @@ class DataSets:
         self._json(f"{folder}/squad.json", {"data": articles})
         asked = [{"question": f"Which {n}?", "answer": self._word()} for n in range(8)]
         told = [[[f"Title {n} {i}", [self._prose(1)]] for i in range(3)] for n in range(8)]
-        hotpot = [row | {"context": context} for row, context in zip(asked, told, strict=True)]
+        hotpot = [row | {"context": c, "supporting_facts": [[c[0][0], 0]]} for row, c in zip(asked, told, strict=True)]
         self._json(f"{folder}/hotpotqa.json", hotpot)
 
     def _paragraph(self, name: str) -> dict[str, Any]:
