@@ -67,7 +67,7 @@ def scaled(name: str) -> dict[str, Any]:
         for run in writing["runs"].values():
             # A tree has no more rows than its prompt has tokens.
             run["prompts"] = [1024 if "tree_1999" in run["variants"] else prompt // 8 for prompt in run["prompts"]]
-            run |= {"tokens": 96, "books": 1}
+            run |= {"tokens": 64, "books": 1}
     return values
 
 
