@@ -40,21 +40,20 @@ def prompts(
         DataUnavailableError: a book is not there; the message holds the command that fetches it.
         UnsupportedCellError: a text is too short, or there are fewer books.
     """
-    count += instructions
+    wanted = count + instructions
     most = 16 * tokens + 1024  # characters; no tokenizer needs as many for tokens of English
     if tokenizer.byte_level:
-        drawn = (random.Random(f"generation {seed} {number}") for number in range(count))
+        drawn = (random.Random(f"generation {seed} {number}") for number in range(wanted))
         texts = {f"narrative-{number}": narrative(rng, most) for number, rng in enumerate(drawn)}
-    elif count > len(BOOKS):
-        raise UnsupportedCellError(f"{count} books are asked for; {len(BOOKS)} are set aside: {', '.join(BOOKS)}")
+    elif wanted > len(BOOKS):
+        raise UnsupportedCellError(f"{wanted} books are asked for; {len(BOOKS)} are set aside: {', '.join(BOOKS)}")
     else:
-        texts = dict(read_books(data, BOOKS[:count]))
+        texts = dict(read_books(data, BOOKS[:wanted]))
     found = [(title, tokenizer.prompt_ids(text[:most])[:tokens]) for title, text in texts.items()]
     for title, ids in found:
         if len(ids) < tokens:
             raise UnsupportedCellError(f"book {title} has {len(ids)} tokens, the prompt needs {tokens}")
-    told = count - instructions
-    return found[:told] + [(f"{title} told", instruction(tokenizer, ids, tokens)) for title, ids in found[told:]]
+    return found[:count] + [(f"{title} told", instruction(tokenizer, ids, tokens)) for title, ids in found[count:]]
 
 
 def instruction(tokenizer: TextTokenizer, ids: Sequence[int], tokens: int) -> tuple[int, ...]:
@@ -96,7 +95,8 @@ def write_text(
                         advance(calls)
                         calls += 1
             ms += timer.ms
-            marks[until] = completion_of(stepper, 0, request, prompt.prefill_ms, ms)
+            done = completion_of(stepper, 0, request, prompt.prefill_ms, ms)
+            marks |= {place: done for place in (*range(until, total, every), total) if place <= int(counts[0])}
     return marks[total].output_ids, measures_of(marks, method)
 
 
