@@ -111,9 +111,8 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
     if profile is not None:
         refuse_unknown("--profile", "run of results/", [profile], [path.name for path in folders])
         folders = [results / profile]
-    pairs, steps = _tables(folders, "comparisons.csv"), _tables(folders, "speed.csv")
-    if profile is None:
-        pairs, steps = able(pairs), able(steps)
+    tables = (_tables(folders, name) for name in ("comparisons.csv", "speed.csv"))
+    pairs, steps = (table if profile else able(table) for table in tables)
     if pairs.empty and steps.empty:
         raise ConfigError(f"{profile or results}: no comparisons.csv or speed.csv with a row; an ended run has both")
     known = {*pairs.get("a", ()), *pairs.get("b", ()), *steps.get("variant", ())}

@@ -206,7 +206,6 @@ class Pairs:
         words = table[(table.b == "full") & (table.status != "untuned")].set_index(CELL[:5]).status.to_dict()
         self.task_status = {place: self._task_status(place, words.get(place)) for place in self.fulls}
         self.pools = read_pools()
-        self.untuned: set[tuple[str, str]] = set()
 
     def _add_mean_of_trainings(self, model: str) -> None:
         """Add the mean over several trainings, by sample, to the cells, which keep each training's score."""
@@ -285,9 +284,8 @@ def differing_pairs(folder: Path, scored: dict[Any, pd.DataFrame], status: dict[
     table["family_holm"] = table.groupby([name for name in PAIR if name not in ("a", "model")]).p.transform(holm)
     pilot = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")).get("pilot", False)
     pairs, summary = Pairs(scored, status, table), pd.read_csv(folder / "summary.csv", low_memory=False)
-    if "untuned" in summary:
-        marked = summary.dropna(subset="untuned")
-        pairs.untuned = {*zip(marked.model, marked.variant, strict=True)}
+    marked = {(r.model, r.variant) for r in summary.itertuples() if isinstance(getattr(r, "untuned", None), str)}
+    table["untuned"] = [bool({(row.model, row.a), (row.b_model, row.b)} & marked) for row in table.itertuples()]
     there = set(table[table.b == "full"].set_index([*CELL[:5], "a", "budget"]).index) | {*pairs.fulls.values()}
     for key in scored.keys() & pairs.scored.keys() - there:
         if key[:5] in pairs.fulls and len(pairs.units(key, pairs.fulls[key[:5]])[0]):
@@ -317,8 +315,7 @@ def recomputed(row: pd.Series, pairs: Pairs, pilot: bool) -> dict[str, Any]:
         p = max(p, of_trainings)
     elif row.model != row.b_model and word != "baseline_fails":
         word = "one_training"
-    if word != "baseline_fails" and pairs.untuned & {(row.model, row.a), (row.b_model, row.b)}:
-        word = "untuned"
+    word = "untuned" if row.untuned and word != "baseline_fails" else word
     if exact := exact_bounds(gaps, shares, paired=True):
         low, high = min(exact[0], wider[0]), max(exact[1], wider[1])
     else:

@@ -83,7 +83,6 @@ def test_a_variant_is_marked_that_was_not_tuned_as_others_are(results: Path) -> 
     assert table["untuned"].dropna().to_dict() == dict.fromkeys(("duo", "duo_twice"), "defaults")
     told = pd.read_csv(results / "comparisons.csv").set_index("a")
     assert told["status"].to_dict() == {"quest": "ok", "duo": "untuned", "duo_twice": "untuned"}
-    assert {*told["verdict"]} == {"cannot tell"}
     (results / "config.yaml").write_text(yaml.safe_dump(config | {"tuning": {"records": {"tiny": "moved.json"}}}))
     manifest.rewrite(results)
     with pytest.raises(ConfigError, match=r"tiny: moved\.json: .*, by which duo, duo_twice, snapkv are tuned"):

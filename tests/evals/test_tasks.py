@@ -119,8 +119,7 @@ def test_writing_is_marked_on_restated_facts_only() -> None:
     known = "Tavin lives in Kalford. Morel keeps a green lamp. Tavin works as a baker. "
     sample = Sample(0, known, "", 384, None, None)
     score = task.score(sample, "Tavin walked home to Kalford. Morel keeps a red lamp. Morel lives in Brunton. ", ())
-    assert score.parts == (1.0, 0.0)
-    assert score.value == 0.5
+    assert score.parts == (1.0, 0.0) and score.value == 0.5
     assert task.score(sample, "Morel lives in Brunton. Morel had a letter from Kalford. ", ()).parts == (0.0,)
     assert task.score(sample, "Tavin earns bread as a baker. Morel would not sell the gre", ()).parts == (1.0,)
     assert task.score(sample, "zzzz", ()).value == 0

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from kernel_inputs import DEVICE, NAN
 from longdecode.kernels import block_score, importance, pooled_keys
@@ -20,11 +20,6 @@ from longdecode.kernels.sparse_prefill_attention import sparse_prefill_attention
 SHAPES = [(64, Pooling(32, 16)), (16, Pooling(8, 4)), (8, Pooling(8, 2)), (4, Pooling(2, 1)), (12, Pooling(6, 6))]
 
 
-def ragged(rng: Generator, x: Tensor, lengths: Tensor) -> Tensor:
-    """Poison what lies past each row's length."""
-    return torch.where(torch.arange(x.shape[2])[:, None] >= lengths[:, None, None, None], NAN, x)
-
-
 @pytest.mark.parametrize("fast", [False, True], ids=["torch", "triton"])
 @pytest.mark.parametrize(("block", "pooling"), SHAPES)
 def test_appending_equals_building(rng: Generator, fast: bool, block: int, pooling: Pooling) -> None:
@@ -36,7 +31,8 @@ def test_appending_equals_building(rng: Generator, fast: bool, block: int, pooli
     delta, scale = torch.randn(heads, heads * dim, generator=rng), torch.tensor([0.2, -0.3])
     weights = importance.ImportanceWeights(delta, scale, form)
     tokens = importance.token_importance(v, weights)
-    index = pooled_keys.build_pooled_keys(ragged(rng, k, starts), starts, pooling, size)
+    poisoned = torch.where(torch.arange(k.shape[2])[:, None] >= starts[:, None, None, None], NAN, k)
+    index = pooled_keys.build_pooled_keys(poisoned, starts, pooling, size)
     known = tokens.contiguous().clone()
     known[torch.arange(size).expand(3, heads, size) >= starts.view(3, 1, 1)] = NAN
     kept = importance.Importance(known, importance.block_importance(known, starts, pooling, block))

@@ -290,9 +290,7 @@ def test_grids_say_what_is_timed_where() -> None:
     assert [budget.text for budget in launches_of(run, "near")[0].budgets] == ["64", "128"]
 
 
-def test_a_fork_that_another_run_trains_is_asked_for_by_the_jobs_that_need_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fork_that_another_run_trains_is_asked_for_by_the_jobs_that_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The committed run plans its other jobs and its pages without; a path that is no fork's is refused at once."""
     monkeypatch.chdir(ROOT)
     values = yaml.safe_load(Path("config/offload.yaml").read_text("utf-8").replace("results/nosa/", "results/absent/"))
