@@ -2,4 +2,5 @@
 
 from longdecode.stages import run_stage
 
-run_stage(snakemake)
+if __name__ == "__main__":  # processes that share a model import this file
+    run_stage(snakemake)
