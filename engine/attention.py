@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -106,12 +105,6 @@ class AttentionMethod(ABC):
             UnsupportedCellError: the budget is below what the method can honour.
             ConfigError: an override names no field of ``Params`` or has a value out of range.
         """
-
-    def share(self, config: ModelConfig, heads: slice) -> Self:
-        """Return the method for some of the model's KV heads: of a rank that holds these, and a config of as many."""
-        own = copy(self)
-        own.config = config
-        return own
 
     def dense_layers(self) -> frozenset[int]:
         """Layers that read everything whatever the budget."""

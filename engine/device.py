@@ -12,11 +12,10 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -232,76 +231,67 @@ def jobs_per_gpu() -> int:
     return int(given)
 
 
-@contextmanager
-def lease_gpu(device: torch.device, **how: Any) -> Iterator[torch.device]:
-    """Hold one GPU, or a place on it; arguments and errors are those of ``lease_gpus``."""
-    with lease_gpus(device, 1, **how) as (held,):
-        yield held
+def gpu_uuids() -> list[str]:
+    """The visible GPUs' own ids, in torch's order; the same whatever ``CUDA_VISIBLE_DEVICES`` calls them."""
+    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
 
 
 @contextmanager
-def lease_gpus(
-    device: torch.device, count: int, *, alone: bool = False, uuids: Sequence[str] | None = None,
-    poll_seconds: float = 0.2,
-) -> Iterator[list[torch.device]]:  # fmt: skip
-    """Hold GPUs, or a place on each, while the block runs, and make the first the current device; on a CPU do nothing.
+def lease_gpu(
+    device: torch.device, *, alone: bool = False, uuids: Sequence[str] | None = None, poll_seconds: float = 0.2
+) -> Iterator[torch.device]:
+    """Hold a GPU, or a place on it, while the block runs, and make it the current device; on a CPU do nothing.
 
-    A GPU has ``jobs_per_gpu`` places. ``cuda`` without an index takes the first visible GPUs that are free, then
-    further places of those that are not; with an index that one. Waits, and says once on standard error for whom, while
-    other processes hold too many; meanwhile it holds none. A lease ends with its process, even a killed one.
+    A GPU has ``jobs_per_gpu`` places. ``cuda`` without an index takes the first visible GPU that is free, then further
+    places of those that are not; with an index that one. Waits, and says once on standard error for whom, while other
+    processes hold them all. A lease ends with its process, even a killed one.
 
     Args:
-        count: GPUs, all of them or none.
-        alone: hold every place of a GPU, as whatever takes times must.
+        alone: hold every place of the GPU, as whatever takes times must.
         uuids: ids of the GPUs to choose from, by index; by default those that torch sees.
 
     Yields:
-        The devices to use, with their indices; of a CPU the same ``count`` times.
+        The device to use, with its index.
 
     Raises:
         LockError: the folder of locks is not open to all users, or has no locks.
-        ConfigError: as for ``jobs_per_gpu``; there are fewer GPUs.
+        ConfigError: as for ``jobs_per_gpu``.
     """
     if device.type != "cuda":
-        yield [device] * count
+        yield device
         return
-    # A GPU's own id is the same whatever ``CUDA_VISIBLE_DEVICES`` calls it.
-    here = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    names = [str(gpu.uuid) for gpu in here] if uuids is None else list(uuids)
+    names = gpu_uuids() if uuids is None else list(uuids)
     indices = range(len(names)) if device.index is None else [device.index]
-    if count > len(indices):
-        raise ConfigError(f"gpus = {count}, but device {str(device)!r} is {len(indices)} of them here")
     folder = lock_folder()
     _open_to_all(folder)
-    # Triton launches on the current GPU, and graphs are replayed on its stream.
-    current = torch.cuda.device if torch.cuda.is_available() else nullcontext
     places = range(jobs_per_gpu())
     wanted = [places] if alone else [range(place, place + 1) for place in places]
     said = False
     while True:
         holders = []
         for taken in wanted:
-            with ExitStack() as all_held:
-                free = list[torch.device]()
-                for index in indices:
-                    with ExitStack() as held:
-                        try:
-                            for place in taken:
-                                file = f"gpu-{names[index]}{f'.{place}' if place else ''}.lock"
-                                held.enter_context(FileLock(folder / file, shared=True))
-                        except LockHeldError as error:
-                            holders.append(f"cuda:{index} by {error.holder}")
-                            continue
-                        free.append(torch.device("cuda", index))
-                        all_held.push(held.pop_all())
-                    if len(free) == count:
-                        all_held.enter_context(current(free[0]))
-                        yield free
-                        return
+            for index in indices:
+                with ExitStack() as held:
+                    try:
+                        for place in taken:
+                            file = f"gpu-{names[index]}{f'.{place}' if place else ''}.lock"
+                            held.enter_context(FileLock(folder / file, shared=True))
+                    except LockHeldError as error:
+                        holders.append(f"cuda:{index} by {error.holder}")
+                        continue
+                    device = torch.device("cuda", index)
+                    held.enter_context(_current(device))
+                    yield device
+                    return
         if not said:
             print(f"waiting for a free GPU: {'; '.join(holders)} (locks in {folder})", file=sys.stderr, flush=True)
             said = True
         time.sleep(poll_seconds)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one: Triton launches on it, and graphs are replayed on its stream."""
+    return torch.cuda.device(device) if torch.cuda.is_available() else nullcontext()
 
 
 def _open_to_all(folder: Path) -> None:

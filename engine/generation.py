@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ class Generator:
             raise ConfigError(f"cuda_graph was asked for on {decoder.device}; graphs exist on CUDA only")
         if prefill_tokens < 1:
             raise ConfigError(f"prefill_tokens is {prefill_tokens}, expected 1 or more")
-        self.decoder, self.config = decoder, decoder.config
+        self.decoder = decoder
         self.sampling = sampling or Sampling()
         self.cuda_graph = cuda_graph
         self.prefill_tokens = prefill_tokens
@@ -72,14 +72,6 @@ class Generator:
             among: the cache has the capacity that these need, any token of which may be a decoded one.
         """
         return self._prefill(requests, (method,), method, among)
-
-    def stream(
-        self, requests: Sequence[Request], method: AttentionMethod, rows: int, wanted: Iterable[int] | None = None
-    ) -> Iterator[tuple[int, Completion]]:
-        """Decode requests in rows that are filled again; see ``engine.refill.stream``."""
-        from longdecode.engine.refill import stream  # whole batches have no use for it
-
-        return stream(self, requests, method, rows, wanted)
 
     @torch.no_grad()
     def decode(self, prompt: Prompt, method: AttentionMethod, *, keep_prompt: bool = True) -> list[Completion]:
@@ -186,7 +178,7 @@ class Generator:
 
     def refuse(self, requests: Sequence[Request]) -> None:
         """Raise for requests that cannot be run, as ``prefill`` does."""
-        config = self.config
+        config = self.decoder.config
         if not requests:
             raise ConfigError("a batch of no requests")
         for row, request in enumerate(requests):

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self, cast
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
+from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.model_config import ModelConfig
 
+T = TypeVar("T")
+
 GROUP_TIMEOUT = timedelta(minutes=10)
 """Longest wait for another rank, which may still be reading its weights from a slow disk."""
-Make = Callable[["Rank", torch.device], Callable[..., Iterable[Any]]]
-"""Called once on a rank: returns what answers calls there. At the top level of a module, or a ``partial`` of that."""
 
 
 class RankError(LongDecodeError):
@@ -62,104 +64,75 @@ class Rank:
         )
 
 
-class Ranks:
-    """A process a device; together they form a group of ``torch.distributed``. A context manager that ends them.
-
-    They start with the first call, and again with the next one after a call that failed or was given up.
+def over_gpus(gpus: int, device: str, function: Callable[[Rank, torch.device], T]) -> list[T]:
+    """Call a function in one new process a GPU, which form a group of ``torch.distributed``.
 
     Args:
-        devices: NCCL joins GPUs, gloo processes on a CPU.
-        make: see ``Make``; the same work on every rank.
+        gpus: processes.
+        device: ``auto``, ``cuda`` or ``cpu``; NCCL joins GPUs, gloo processes on a CPU.
+        function: at the top level of a module, or a ``partial`` of such a one; the same work on every rank.
+
+    Returns:
+        What it returned on each rank.
+
+    Raises:
+        ConfigError: there are fewer GPUs, or ``device`` names one of them.
+        RankError: a rank failed or died, with its text; the others were ended.
     """
-
-    def __init__(self, devices: Sequence[torch.device], make: Make):
-        self.devices, self.make = tuple(devices), make
-        self._processes, self._ends = list[Any](), list[Connection]()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        for process in self._processes:
-            process.kill()  # a communicator that a CUDA graph has captured may wait forever for the graph's end
-        for process in self._processes:
-            process.join()
-        self._processes, self._ends = [], []
-
-    def answers(self, *call: Any) -> Iterator[list[Any]]:
-        """Yield what the ranks answer to a call: a list of their first answers, one of their second and so on.
-
-        Args:
-            call: the arguments of what ``make`` returned.
-
-        Raises:
-            RankError: a rank died, or failed with an error that is not ours.
-            LongDecodeError: the first error of ours on a rank.
-        """
-        is_done = False
+    target = resolve_device(device)
+    if target.index is not None:
+        raise ConfigError(f"device {device!r} names one GPU and gpus = {gpus} asks for several; allowed: auto, cuda")
+    if target.type == "cuda" and gpus > torch.cuda.device_count():
+        raise ConfigError(f"gpus = {gpus}, but torch sees {torch.cuda.device_count()} CUDA devices")
+    with TemporaryDirectory(prefix="longdecode-ranks-") as folder:
+        ranks = mp.spawn(_run_rank, (gpus, target.type, folder, function), nprocs=gpus, join=False)
         try:
-            if not self._processes:
-                self._start()
-            for end in self._ends:
-                with suppress(OSError):  # of one that died, as is found when it does not answer
-                    end.send_bytes(pickle.dumps(call))
-            while (answers := self._next())[0] is not ...:
-                yield answers
-            is_done = True
+            while not ranks.join():
+                pass
+        except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+            # The first to fail is the cause: others then fail for want of it, and may be noticed before. One that died
+            # without a word did so before all that speak of it, unless torch ended it for another's failure.
+            said = min(Path(folder).glob("*.error"), key=lambda path: path.stat().st_mtime_ns, default=None)
+            rank, text = (said.stem, said.read_text()) if said else (str(error.error_index), str(error))
+            for index, process in enumerate(ranks.processes):
+                ended = index != error.error_index and process.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
+                if process.exitcode and not ended and not Path(folder, f"{index}.error").exists():
+                    rank, text = str(index), f"process {index} terminated with exit code {process.exitcode}"
+            raise RankError(f"rank {rank} of {gpus} failed: {text.strip()}") from error
         finally:
-            if not is_done:  # the others may wait for one that failed, without end
-                self.__exit__()
-
-    def _start(self) -> None:
-        spawn, self._folder = get_context("spawn"), TemporaryDirectory(prefix="longdecode-ranks-")
-        for index, device in enumerate(self.devices):
-            ours, theirs = spawn.Pipe()
-            args = Rank(index, len(self.devices)), device, self._folder.name, theirs, self.make
-            self._processes.append(spawn.Process(target=_run_rank, args=args, daemon=True))
-            self._processes[-1].start()
-            theirs.close()  # so that its end is seen
-            self._ends.append(ours)
-
-    def _next(self) -> list[Any]:
-        """Return the next answer of each rank, ``...`` at the end; raise the first error."""
-        found = dict[int, Any]()
-        while len(found) < len(self._ends):
-            for end in wait([end for index, end in enumerate(self._ends) if index not in found]):
-                index = self._ends.index(cast(Connection, end))
-                try:
-                    found[index] = pickle.loads(self._ends[index].recv_bytes())
-                except (EOFError, OSError):
-                    self._processes[index].join()
-                    how = f"it ended with exit code {self._processes[index].exitcode}"
-                    raise RankError(f"rank {index} of {len(self._ends)} failed: {how}") from None
-                if isinstance(found[index], Exception):
-                    raise found[index]
-        return [found[index] for index in range(len(found))]
+            for process in ranks.processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+        return [pickle.loads(Path(folder, str(index)).read_bytes()) for index in range(gpus)]
 
 
-def _run_rank(rank: Rank, device: torch.device, folder: str, end: Connection, make: Make) -> None:
-    """Join the group and answer calls for as long as there is a caller."""
+def _run_rank(index: int, world: int, kind: str, folder: str, function: Callable[[Rank, torch.device], object]) -> None:
+    """Join the group, call the function and leave its result in ``folder``."""
+    device = torch.device(kind, index) if kind == "cuda" else torch.device(kind)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host, whose name need not resolve
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # pays for large sums alone; a step's are some KB
-    if device.type == "cuda":
+    if kind == "cuda":
         torch.cuda.set_device(device)
     else:
-        torch.set_num_threads(max(1, torch.get_num_threads() // rank.world))
-    backend, place = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", f"file://{folder}/rendezvous"
-    dist.init_process_group(backend, place, GROUP_TIMEOUT, rank.world, rank.index)
-    answer: Callable[..., Iterable[Any]] | None = None
-    while True:
-        try:
-            call = pickle.loads(end.recv_bytes())
-        except EOFError:
-            os._exit(0)
-        said: Any = ...
-        try:
-            answer = answer or make(rank, device)
-            for made in answer(*call):
-                end.send_bytes(pickle.dumps(made))
-        except (LongDecodeError, MemoryError, torch.OutOfMemoryError) as error:  # their types tell a cell's status
-            said = error
-        except Exception:
-            said = RankError(f"rank {rank.index} of {rank.world} failed: {traceback.format_exc()}")
-        end.send_bytes(pickle.dumps(said))
+        torch.set_num_threads(max(1, torch.get_num_threads() // world))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=index,
+        world_size=world,
+        timeout=GROUP_TIMEOUT,
+    )
+    try:
+        result = function(Rank(index, world), device)
+    except Exception:
+        Path(folder, f"{index}.error").write_text(traceback.format_exc())
+        raise
+    Path(folder, str(index)).write_bytes(pickle.dumps(result))
+    if kind == "cuda":
+        torch.cuda.synchronize(device)
+    dist.all_reduce(torch.zeros(1))  # by gloo: nobody leaves while another may still read from its memory
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A communicator that a CUDA graph has captured may wait forever for the graph's end when it is destroyed.
+    os._exit(0)

@@ -6,9 +6,14 @@ methods run as on one GPU, on fewer heads. Two sums over the ranks a layer and o
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -16,16 +21,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod, DenseAttention
+from longdecode.engine.config_reader import read_config
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder, DecoderWeights
+from longdecode.engine.device import resolve_device, resolve_dtype
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillState
-from longdecode.engine.ranks import Rank
+from longdecode.engine.ranks import Rank, over_gpus
 from longdecode.engine.token_block import TokenBlock
-from longdecode.engine.weights import _read_weights, _Reader, check_checkpoint
+from longdecode.engine.weights import _read_weights, _Reader, check_checkpoint, load_decoder
 from longdecode.kernels.linear import linear
 from longdecode.kernels.rms_norm import add_rms_norm
+
+T = TypeVar("T")
 
 PARALLEL_METHODS = ("duo", "full", "lychee", "quest", "retro", "snapkv", "streaming")
 """Methods in which no KV head depends on another, so that ranks need not agree on what is read."""
@@ -54,10 +63,6 @@ class TensorParallelDecoder(Decoder):
             from longdecode.kernels.peer_sum import peer_sum_norm
 
             self.small_sum = peer_sum_norm(whole.hidden_size, device, dtype)
-
-    def share(self, method: AttentionMethod) -> AttentionMethod:
-        """Return a method of the whole model for the rank's KV heads."""
-        return method.share(self.config, self.rank.part(self.whole.num_kv_heads))
 
     def forward(self, block: TokenBlock, state: DecodeState | PrefillState, method: AttentionMethod) -> Tensor:
         """See ``Decoder.forward``; every rank feeds the same block and gets the same hidden states.
@@ -96,6 +101,29 @@ def refuse_method(name: str) -> None:
         raise UnsupportedCellError(
             f"{name} does not run over several GPUs; methods that do: {', '.join(PARALLEL_METHODS)}"
         )
+
+
+def method_for(
+    decoder: Decoder, chosen: type[AttentionMethod], budget: int | None, params: dict[str, Any]
+) -> AttentionMethod:
+    """Build a method for a decoder; on a share, head roles are the whole model's, cut to the rank's KV heads.
+
+    Raises:
+        ConfigError, UnsupportedCellError: as of ``AttentionMethod.from_budget``.
+    """
+    if not isinstance(decoder, TensorParallelDecoder) or "roles" not in {knob.name for knob in fields(chosen.Params)}:
+        return chosen.from_budget(budget, decoder.config, **params)
+    whole = chosen.from_budget(budget, decoder.whole, **params)
+    mine = decoder.rank.part(decoder.whole.num_kv_heads)
+    roles = [[int(head in heads) for head in range(mine.start, mine.stop)] for heads in whole.dense_heads()]
+    about = {"model": "share of a model", "layers": decoder.config.num_layers, "kv_heads": decoder.config.num_kv_heads}
+    with TemporaryDirectory(prefix="longdecode-roles-") as folder:
+        file = Path(folder, "roles.json")
+        file.write_text(json.dumps({**about, "kind": "share", "scores": roles, "roles": roles}), encoding="utf-8")
+        own = replace(whole.params, roles=str(file), retrieval_heads=sum(map(sum, roles)))
+        # Not by from_budget, whose checks the whole model has passed: all heads of one share may retrieve.
+        shared: AttentionMethod = cast(Any, chosen)(own, decoder.config, budget)
+        return shared
 
 
 class _ShareReader(_Reader):
@@ -140,3 +168,36 @@ def load_share(folder: Path, rank: Rank, device: torch.device, dtype: torch.dtyp
     decoder = TensorParallelDecoder(whole, weights, rank, device, dtype)
     decoder.checkpoint = folder
     return decoder
+
+
+def run_split(
+    folder: Path, gpus: int, device: str, dtype: str, method: str, function: Callable[[Decoder], T]
+) -> list[T]:
+    """Load a checkpoint and call a function of the decoder: here, or over several GPUs in the process of each.
+
+    Args:
+        folder: of the checkpoint.
+        gpus: 1, or how many processes share the model.
+        device: as of ``resolve_device``, or of ``over_gpus``.
+        dtype: as of ``resolve_dtype``.
+        method: name of the method that ``function`` runs.
+        function: at the top level of a module, or a ``partial`` of such a one.
+
+    Returns:
+        What it returned on each rank.
+
+    Raises:
+        UnsupportedCellError: the method does not run over several GPUs.
+        ConfigError, RankError: as of ``over_gpus``; the number of GPUs does not divide the KV heads.
+        CheckpointError, UnsupportedFamilyError: as of ``read_config``.
+    """
+    if gpus == 1:
+        target = resolve_device(device)
+        return [function(load_decoder(folder, device=target, dtype=resolve_dtype(dtype, target)))]
+    refuse_method(method)
+    Rank(0, gpus).share_of(read_config(folder))
+    return over_gpus(gpus, device, partial(_load_and_run, folder, dtype, function))
+
+
+def _load_and_run(folder: Path, dtype: str, function: Callable[[Decoder], T], rank: Rank, device: torch.device) -> T:
+    return function(load_share(folder, rank, device, resolve_dtype(dtype, device)))

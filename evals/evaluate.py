@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.device import lease_gpus, resolve_device
+from longdecode.engine.device import lease_gpu, resolve_device
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.evals.fingerprint import hash_texts
@@ -49,15 +49,14 @@ def evaluate_suite(
         CheckpointError: the model cannot be loaded.
         LockHeldError: another process runs one of the variants.
     """
-    with lease_gpus(resolve_device(config.device), config.models[model].gpus) as devices, ExitStack() as stack:
-        job = QualityJob(config, model, suite, devices[0])
-        stack.enter_context(job.over(devices))
+    with lease_gpu(resolve_device(config.device)) as device, ExitStack() as stack:
+        job = QualityJob(config, model, suite, device)
         if job.failure is not None and any(b.of_bytes for name in outputs for b in config.budgets_of(name)):
             raise job.failure  # a budget in bytes is solved for the model's shape
         variants = dict[str, Variant]()
         for name, output in outputs.items():
             asked = gated and config.methods[name].runs_on(model)
-            refusal = Gate(config, job.device, gate_folder(output)).refusal(name, model) if asked else None
+            refusal = Gate(config, device, gate_folder(output)).refusal(name, model) if asked else None
             variants[name] = Variant(job, name, output, refusal)
             stack.enter_context(variants[name].store)
         _Evaluation(job, variants).run()
@@ -217,7 +216,7 @@ def _prefilled(
 
 def full_run(generator: Generator, prompt: Prompt) -> list[Completion]:
     """Decode a batch with Full attention; the prompt is left as it was."""
-    return generator.decode(prompt, get_method("full").from_budget(None, generator.config))
+    return generator.decode(prompt, get_method("full").from_budget(None, generator.decoder.config))
 
 
 def compared_prompt(prompt: Prompt, full: Sequence[Completion]) -> Prompt:

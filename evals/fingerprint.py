@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +46,13 @@ def cell_settings(run: RunConfig, model: str, suite: str, variant: str) -> dict[
     """Return the settings that all cells of a variant on a model and suite share.
 
     The number of samples and the batch are among them: they fix which samples share a batch. ``refill`` is named where
-    it is on, ``gpus`` where a model is split, so that records from before there were such keys hold.
+    it is on, so that records from before there was such a key hold.
     """
     spec = run.suites[suite]
     return {
         "profile": run.profile, "seed": run.seed, "dtype": run.dtype, "model": model, "suite": suite,
         "variant": variant, "method": run.methods[variant].method, "params": run.methods[variant].params_of(model),
         "samples": spec.samples, "batch": spec.batch, **({"refill": True} if spec.refill else {}),
-        **({"gpus": gpus} if (gpus := run.gpus_of(model)) > 1 else {}),
     }  # fmt: skip
 
 
@@ -61,7 +60,7 @@ def quality_settings(run: RunConfig, model: str, suite: str, variant: str) -> di
     """Return all settings that the records of a variant on a model and suite depend on, and no others."""
     spec, places = run.suites[suite], {name: run.data.get(name) for name in get_suite(suite).data}
     return cell_settings(run, model, suite, variant) | {
-        "checkpoint": run.models[model].settings, "data": places, "contexts": spec.contexts, "tasks": spec.tasks,
+        "checkpoint": asdict(run.models[model]), "data": places, "contexts": spec.contexts, "tasks": spec.tasks,
         "budgets": [budget.text for budget in run.budgets_of(variant)],
     }  # fmt: skip
 

@@ -63,12 +63,7 @@ class ModelJob:
         Raises:
             UnsupportedCellError: the method cannot honour the budget on this model, or at this context.
         """
-        spec = self.config.methods[variant]
-        if self.config.gpus_of(self.model) > 1:
-            from longdecode.engine.tensor_parallel import refuse_method  # other models have no use for it
-
-            refuse_method(spec.method)
-        method = spec.build(budget_tokens, self.model_config, self.model)
+        method = self.config.methods[variant].build(budget_tokens, self.model_config, self.model)
         if context:
             method.refuse_context(context)
         return method

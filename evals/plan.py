@@ -157,9 +157,8 @@ class Plan:
             )
 
     def gpus(self, wildcards: object = None) -> int:
-        """Return how many GPUs a job asks for; on a cluster ``auto`` asks for some, whatever this machine has."""
-        uses_gpu = self.run.device != "cpu" if self._on_cluster() else self._has_gpu
-        return self.run.gpus_of(getattr(wildcards, "model", "")) * uses_gpu
+        """Return how many GPUs a job asks for; on a cluster ``auto`` asks for one, whatever this machine has."""
+        return int(self.run.device != "cpu" if self._on_cluster() else self._has_gpu)
 
     @property
     def made(self) -> list[str]:
@@ -224,9 +223,8 @@ class Plan:
 
     @property
     def head_files(self) -> list[str]:
-        """Draft heads of every model of the run that one GPU holds."""
-        whole = [model for model in self.run.models if self.run.gpus_of(model) == 1]
-        return [f"{self.results}/heads/{model}/{made}/heads.json" for model in whole for made in HEADS]
+        """Draft heads of every model of the run."""
+        return [f"{self.results}/heads/{model}/{made}/heads.json" for model in self.run.models for made in HEADS]
 
     def depends(self, stage: str, **names: Any) -> str:
         """Return all settings and the code that the files of a job depend on, and no others.
@@ -273,7 +271,7 @@ class Plan:
         known = {name: variant for name, variant in self.tuned_methods.items() if variant in self.run.methods}
         methods = {name: [variant, self.run.methods[variant].own_params(model)] for name, variant in known.items()}
         spec = asdict(replace(self.run.tuning, records={}))
-        return {"model": self._model(model), "methods": methods, "tuning": spec}
+        return {"model": asdict(self.run.models[model]), "methods": methods, "tuning": spec}
 
     def _train_roles(self, role_run: str, **_: str) -> dict[str, Any]:
         return self._training(self.run.role_trainings[role_run], self.code_of("training.roles.train"))
@@ -282,7 +280,7 @@ class Plan:
         return self._training(self.run.fork_trainings[fork], self.code_of("training.forks.train", "methods"))
 
     def _training(self, run: Any, code: str) -> dict[str, Any]:
-        return {"data": self.run.data, "model": self._model(run.model), "run": asdict(run), "code": code}
+        return {"data": self.run.data, "model": asdict(self.run.models[run.model]), "run": asdict(run), "code": code}
 
     def _train_heads(self, model: str) -> dict[str, Any]:
         return {"data": self.run.data, "model": model, "code": self.code_of("training.draft_heads.train")}
@@ -296,12 +294,12 @@ class Plan:
 
     def _retrospection(self, model: str) -> dict[str, Any]:
         spec, code = self.run.retrospection, self.code_of("evals.retrospection", "methods")
-        about = {"data": self.run.data, "model": self._model(model), "spec": repr((spec, self.run.budgets))}
+        about = {"data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr((spec, self.run.budgets))}
         return about | {"methods": self._methods(spec.variants, model), "code": code}
 
     def _write_texts(self, writing: str) -> dict[str, Any]:
         spec, run = self.run.generation, self.run.generation.runs[writing]
-        about = {"data": self.run.data, "model": self._model(run.model), "run": repr((run, spec.samplers))}
+        about = {"data": self.run.data, "model": asdict(self.run.models[run.model]), "run": repr((run, spec.samplers))}
         code = self.code_of("evals.generation.job", "methods")
         return about | {"methods": self._methods(run.named, run.model), "code": code}
 
@@ -336,9 +334,6 @@ class Plan:
         that wait for each other lose tenfold where anything else needs their processor.
         """
         return self.threads if self.gpus() or self.cores is None else (self.cores, max(1, _processors() - 1))
-
-    def _model(self, name: str) -> dict[str, Any]:
-        return self.run.models[name].settings
 
     def _methods(self, variants: Iterable[str], model: str) -> dict[str, Any]:
         known = {variant: self.run.methods[variant] for variant in variants if variant in self.run.methods}

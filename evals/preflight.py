@@ -93,7 +93,6 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
         ConfigError: the message names the configuration, the key and what is wrong.
     """
     from longdecode.engine.device import resolve_device
-    from longdecode.engine.ranks import Rank
     from longdecode.engine.tokenizer import eos_ids, load_tokenizer
     from longdecode.engine.weights import check_checkpoint
 
@@ -102,11 +101,8 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
             resolve_device(run.device)
     for model, folder in _local_models(run, made):
         with _blamed(run, f"models.{model}"):
-            whole, gpus = check_checkpoint(folder), run.gpus_of(model)
-            if whole.experts and any(one.model == model for one in run.role_trainings.values()):
+            if check_checkpoint(folder).experts and any(one.model == model for one in run.role_trainings.values()):
                 raise ConfigError("a mixture of experts; head roles (`training`) are learned on dense models alone")
-            if gpus > 1:
-                Rank(0, gpus).share_of(whole)
             eos_ids(folder, load_tokenizer(folder))
         for variant in run.methods:
             with _blamed(run, f"methods.{variant}"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ class QualityJob(ModelJob):
         self.suite, self.spec, self.data_hash = suite, config.suites[suite], hash_data(config, suite)
         self.tasks = {name: get_task(name, config.data, suite) for name in self.spec.tasks}
         self.failure: CheckpointError | None = None
-        self.split: Callable[[Sampling], Generator] | None = None
         try:
             super().__init__(config, model, device)
             _ = self.model_hash  # a checkpoint that cannot be hashed ends the job's cells, as one that cannot be read
@@ -75,21 +73,9 @@ class QualityJob(ModelJob):
             raise errors.DataUnavailableError(f"{task.name}: its data has no sample")
         return made
 
-    def over(self, devices: Sequence[torch.device]) -> AbstractContextManager[object]:
-        """Split the model over several devices; return what ends the processes that do."""
-        if len(devices) == 1 or self.failure is not None:
-            return nullcontext()
-        from longdecode.engine.ranks import Ranks  # other models have no use for them
-        from longdecode.engine.split_generation import ShareGenerator, SplitGenerator
-
-        ranks = Ranks(devices, functools.partial(ShareGenerator, self.folder, self.config.dtype))
-        self.split = functools.partial(SplitGenerator, ranks, self.model_config)
-        return ranks
-
     def generator(self, task: Task) -> Generator:
         """Make the generator for a task: greedy, or sampling where the task asks for it."""
-        sampling = Sampling(temperature=task.temperature, top_p=task.top_p)
-        return self.split(sampling) if self.split else Generator(self.decoder, sampling)
+        return Generator(self.decoder, Sampling(temperature=task.temperature, top_p=task.top_p))
 
     def request(self, task: Task, context: int, sample: Sample) -> Request:
         """Encode a sample in token ids; sampled tasks get noise of their own for each sample."""
@@ -227,14 +213,14 @@ class Variant:
         Raises:
             UnsupportedCellError: as ``method_at`` and ``stream``.
         """
-        from longdecode.engine.refill import can_refill  # whole batches have no use for it
+        from longdecode.engine.refill import can_refill, stream  # whole batches have no use for it
 
         job, task, method = self.job, self.job.tasks[cell.task], self.method_at(cell)
         if task.against_full or not can_refill(method):
             return None
         requests = [job.request(task, cell.context, sample) for sample in samples]
         rows = min(job.spec.batch, max(2, len(samples)))
-        done = job.generator(task).stream(requests, method, rows, sorted(missing))
+        done = stream(job.generator(task), requests, method, rows, sorted(missing))
         return (self.scored(cell, samples[number], one, method, None) for number, one in done)
 
     def closed(self, cell: QualityCell, status: Status, reason: str) -> Record:

@@ -21,8 +21,6 @@ from longdecode.evals.tasks.registry import SUITES, data_names, folder_of, suite
 from longdecode.evals.throughput import spec as speed
 from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingSpec
 
-_SPLIT = ("methods.", "tuning.")
-"""Parts of a configuration that may name a model that is split over GPUs."""
 REFERENCE_METHOD = "full"
 """The method that every difference is taken to."""
 JobSize = tuple[str, str, int, int]
@@ -93,10 +91,6 @@ class RunConfig(typed.Part):
         spec = self.methods[variant]
         return (spec.budgets or self.budgets) if spec.takes_budget else (FULL_BUDGET,)
 
-    def gpus_of(self, model: str) -> int:
-        """Return the GPUs of a job that scores a model; one for what is none."""
-        return self.models[model].gpus if model in self.models else 1
-
     def suites_of(self, variant: str) -> tuple[str, ...]:
         """Return the suites that a variant runs on: all of the run's, unless it is restricted."""
         only = self.methods[variant].suites
@@ -152,13 +146,8 @@ class RunConfig(typed.Part):
     @model_validator(mode="after")
     def _check_names(self) -> RunConfig:
         """Refuse names of models, variants and suites that no other part of the configuration has."""
-        split = {name: spec.gpus for name, spec in self.models.items() if spec.gpus > 1}
-        for kind, names, valid, key, *likely in self._references():
-            typed.require_known(kind, names, valid, key, *likely)
-            if kind != "variant" and (over := next(filter(split.get, names), None)) and not key.startswith(_SPLIT):
-                raise typed.wrong(f"{over} is split over {split[over]} GPUs, to be scored and tuned alone", key)
-        if split and ":" in self.device:
-            raise typed.wrong(f"is {self.device!r}, one GPU; {next(iter(split))} is split over several", "device")
+        for reference in self._references():
+            typed.require_known(*reference)
         if specs.TUNING_SUITE in self.suites:
             raise typed.wrong("holds prompts that knobs are tuned on; its scores stand in no table", "suites.tuning")
         if any(map(self.suites_of, self.methods)) and all(s.method != REFERENCE_METHOD for s in self.methods.values()):

@@ -41,16 +41,10 @@ Protocols = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec(typed.Part):
-    """A checkpoint: a local folder or a hub id, with an optional revision, split over ``gpus`` of one host."""
+    """A checkpoint: a local folder or a hub id, with an optional revision."""
 
     path: Annotated[typed.Text, Field(description="A local folder or a hub id.")]
     revision: typed.Text | None = None
-    gpus: Annotated[typed.Count, Field(description="GPUs of one host that the model is split over to be scored.")] = 1
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Values that a job depends on; ``gpus`` where a model is split: jobs from before that key hold."""
-        return {"path": self.path, "revision": self.revision, **({"gpus": self.gpus} if self.gpus > 1 else {})}
 
     def checkpoint(self) -> Path:
         """Return the local folder; raises as ``resolve_checkpoint``, and downloads where that does."""

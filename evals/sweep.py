@@ -222,7 +222,7 @@ def _texts_cost(run: RunConfig, text: Any) -> tuple[float, float]:
 
 
 def places_of(run: RunConfig) -> Iterator[tuple[JobSize, Mapping[str, Sequence[Budget]], float, float, float]]:
-    """Yield each place with its variants' budgets, and the bytes that it needs on a GPU.
+    """Yield each place with its variants' budgets, and the bytes that it needs.
 
     The first are those of weights, runtime and a piece of a prefill; then a sequence's keys and values, and what is
     held beside these while it is read. Benches fill caches without a prefill. Those that are given a memory choose
@@ -237,10 +237,8 @@ def places_of(run: RunConfig) -> Iterator[tuple[JobSize, Mapping[str, Sequence[B
         size = size_of(run.models[model].path if model in run.models else model)
         if size and name not in SHARED_JOBS:
             reads = name in run.suites or name in run.generation.runs
-            gpus = run.gpus_of(model)
-            beside = size.weights / gpus + RUNTIME_GB * 1e9 + reads * piece_bytes(size.width, batch * context)
-            prompt = context * size.kv_bytes / gpus
-            yield place, variants, beside, prompt, reads * 2 * STREAM_WIDTHS * size.width * context
+            beside = size.weights + RUNTIME_GB * 1e9 + reads * piece_bytes(size.width, batch * context)
+            yield place, variants, beside, context * size.kv_bytes, reads * 2 * STREAM_WIDTHS * size.width * context
 
 
 def piece_bytes(width: int, tokens: int = PIECE_TOKENS) -> float:
@@ -274,14 +272,13 @@ def too_large(run: RunConfig) -> Iterator[str]:
         rows = row_bytes(run, at, variants, prompt, filled)
         most = max(rows, key=rows.__getitem__)
         if (needed := beside + batch * rows[most]) > memory:
-            fits = max(0, int((memory - beside) // rows[most]))
+            fits = max(0, int((memory - beside) // rows[most])) or "none; longdecode.generate(gpus=2) splits a model"
             which = f"{name} on {model}, {context:,} tokens, batch {batch}: {most} needs {needed / 1e9:,.1f} GB"
-            most_rows = fits or f"none (`gpus: {2 * run.gpus_of(model)}` of the model splits it over as many)"
-            yield f"{which}, {device} has {memory / 1e9:,.1f}; the largest batch that fits: {most_rows}"
+            yield f"{which}, {device} has {memory / 1e9:,.1f}; the largest batch that fits: {fits}"
 
 
 def kept_bytes(run: RunConfig, model: str, variant: str, context: int, budgets: Sequence[Budget]) -> int:
-    """Return what a variant keeps on a GPU beside a sequence's prompt, its own cache or state; 0 where none tells."""
+    """Return what a variant keeps beside a sequence's prompt, its own cache or state; 0 where nothing here tells."""
     from longdecode.engine.kv_cache import CacheShape
 
     tokens = max((budget.tokens(context) or 0 for budget in budgets if not budget.of_bytes), default=0)
@@ -292,7 +289,7 @@ def kept_bytes(run: RunConfig, model: str, variant: str, context: int, budgets: 
         kept, own = method.footprint(shape)[0], method.make_cache(shape) is not None
     except (LongDecodeError, OSError, RuntimeError):  # no checkpoint, no roles yet, a budget that is none of the method
         return 0
-    return (kept if own else kept - context * config.kv_bytes_per_token(2)) // run.gpus_of(model)
+    return kept if own else kept - context * config.kv_bytes_per_token(2)
 
 
 def planned(runs: Sequence[RunConfig]) -> Iterator[str]:
@@ -303,8 +300,6 @@ def planned(runs: Sequence[RunConfig]) -> Iterator[str]:
     yield from (_priced(run.profile, [cost]) for run, cost in zip(runs, costs, strict=True))
     if len(runs) > 1:
         yield _priced("all", costs)
-    for name, gpus in {name: spec.gpus for run in runs for name, spec in run.models.items() if spec.gpus > 1}.items():
-        yield f"split: a job of {name} takes {gpus} GPUs; GB a job are those of one"
     yield from dict.fromkeys(f"missing: {what}" for cost in costs for what in cost.missing)
     yield from (f"does not fit: {what}" for run in runs for what in (*too_large(run), *_too_long(run)))
     for path in sorted({model.path for run in runs for model in run.models.values()}):

@@ -87,21 +87,21 @@ def peer_sum_norm(width: int, device: torch.device, dtype: torch.dtype) -> PeerS
     ``None`` on every rank unless it works between all of them: not where GPUs do not reach each other's memory or only
     say so, torch cannot share it, a row has more than ``CAPACITY`` channels, or ``NCCL_P2P_DISABLE`` is set.
     """
-    pairs = permutations(_of_ranks(device.index), 2)
+    pairs = permutations(range(dist.get_world_size()), 2)
     reach = "NCCL_P2P_DISABLE" not in os.environ and all(starmap(torch.cuda.can_device_access_peer, pairs))
     if not reach or width > CAPACITY:
         return None
     sums = None
     with suppress(RuntimeError):
         sums = PeerSumNorm(width, device, dtype)
-    return sums if all(_of_ranks(sums is not None)) and all(_of_ranks(cast(PeerSumNorm, sums).arrives())) else None
+    return sums if _all_agree(sums is not None) and _all_agree(cast(PeerSumNorm, sums).arrives()) else None
 
 
-def _of_ranks(value: int) -> list[int]:
-    """Return the values of all ranks, in their order."""
-    found = torch.eye(dist.get_world_size(), dtype=torch.int64)[dist.get_rank()] * int(value)
-    dist.all_reduce(found)  # by gloo
-    return cast(list[int], found.tolist())
+def _all_agree(yes: bool) -> bool:
+    """Return whether all ranks say yes."""
+    said = torch.tensor(int(yes))
+    dist.all_reduce(said, dist.ReduceOp.MIN)  # by gloo
+    return bool(said)
 
 
 class PeerSumNorm:
@@ -132,11 +132,11 @@ class PeerSumNorm:
         for peer in range(self.world):
             self.handle.get_buffer(peer, size, word)[self.rank] = 1
         torch.cuda.synchronize(self.buffer.device)
-        _of_ranks(1)  # a barrier
+        _all_agree(True)
         found = bool(self.buffer[: self.world].all())
         self.buffer.zero_()
         torch.cuda.synchronize(self.buffer.device)
-        _of_ranks(1)
+        _all_agree(True)
         return found
 
     def fits(self, part: Tensor) -> bool:

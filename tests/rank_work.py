@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.errors import DeviceMemoryError
+from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.ranks import Rank
-from longdecode.engine.tensor_parallel import TensorParallelDecoder, load_share
+from longdecode.engine.tensor_parallel import load_share, method_for
 from longdecode.methods.registry import get_method
 
 VARIANTS = (
@@ -32,17 +30,11 @@ def decode_all(decoder: Decoder) -> list[Completion]:
     done, has_bias = [], decoder.weights.layers[0].qkv_bias is not None
     for place, (name, budget, params) in enumerate(VARIANTS if has_bias else VARIANTS[:2]):
         generator = Generator(decoder, Sampling(place % 2), prefill_tokens=50)
-        whole = get_method(name).from_budget(budget, getattr(decoder, "whole", decoder.config), **params)
-        done += generator.run(requests, decoder.share(whole) if isinstance(decoder, TensorParallelDecoder) else whole)
+        done += generator.run(requests, method_for(decoder, get_method(name), budget, params))
     return done
 
 
-def answering(work: Callable[..., Any], rank: Rank, device: torch.device) -> Callable[..., list[Any]]:
-    """Answer each call with the one result of some work."""
-    return lambda *given: [work(rank, device, *given)]
-
-
-def decode_shares(rank: Rank, device: torch.device, folders: list[Path]) -> list[list[Completion]]:
+def decode_shares(folders: list[Path], rank: Rank, device: torch.device) -> list[list[Completion]]:
     """Load this rank's share of each checkpoint and decode."""
     return [decode_all(load_share(folder, rank, device, torch.float32)) for folder in folders]
 
@@ -70,11 +62,10 @@ def sum_norms(rank: Rank, device: torch.device) -> list[bool]:
     return right
 
 
-def add(rank: Rank, device: torch.device, how: str) -> float:
-    """Sum ones over the ranks; before that let rank 1 die or fail while the other waits for it."""
-    if rank.index and how == "dies":
+def end_early(killed: bool, rank: Rank, device: torch.device) -> None:
+    """Let rank 1 die or fail while the other waits for it."""
+    if rank.index and killed:
         os._exit(7)
-    if rank.index and how == "fails":
-        raise DeviceMemoryError("no room")
-    dist.all_reduce(total := torch.ones(1))
-    return total.item()
+    if rank.index:
+        raise ConfigError("no such knob")
+    dist.all_reduce(torch.zeros(1))

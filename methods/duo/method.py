@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -48,12 +48,6 @@ class Duo(BudgetedMethod):
             count = config.num_layers * config.num_kv_heads // 2
         self.roles = resolve_roles(params.roles, count, params.roles_seed, config, layer0=False)
         self.sinks = min(params.sink_tokens, budget_tokens // 4)
-
-    def share(self, config: ModelConfig, heads: slice) -> Self:
-        """See ``AttentionMethod.share``; the heads keep their roles."""
-        own = super().share(config, heads)
-        own.roles = tuple(row[heads] for row in self.roles)
-        return own
 
     def dense_heads(self) -> tuple[frozenset[int], ...]:
         """The retrieval heads."""

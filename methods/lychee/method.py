@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -103,20 +103,13 @@ class Lychee(StoringMethod):
             heads = default_retrieval_heads(config.num_layers, config.num_kv_heads)
         # Nothing that outlives a step is computed from keys, so that a rewrite is safe.
         self.correction = Correction.of(params.correction, params.correction_period)
-        self.roles = resolve_roles(params.roles, heads, params.roles_seed, config)
-        self.plans = layer_plans(self.roles)
+        self.plans = layer_plans(resolve_roles(params.roles, heads, params.roles_seed, config))
         self.entry_tokens = params.block_size if params.mode == "block" else 1
         self.width = budget_tokens // self.entry_tokens
         """Entries that the longest list holds."""
         blocks = params.mode == "block"
         self.at_least = int(blocks)
         self.wanted = (self._entries(params.sink_tokens), self._entries(params.recent_tokens) + int(blocks))
-
-    def share(self, config: ModelConfig, heads: slice) -> Self:
-        """See ``AttentionMethod.share``; the heads keep their roles."""
-        own = super().share(config, heads)
-        own.plans = layer_plans(tuple(row[heads] for row in self.roles))
-        return own
 
     @classmethod
     def minimum_budget(cls, params: LycheeParams) -> tuple[int, str]:

@@ -7,8 +7,8 @@ the read bandwidth of an H200 (``results/h200/speed.csv``), over the step's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -21,8 +21,8 @@ from longdecode.engine.config_reader import parse_config
 from longdecode.engine.device import Timer, device_name
 from longdecode.engine.kv_cache import DenseCache
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.ranks import Rank, Ranks
-from longdecode.engine.tensor_parallel import TensorParallelDecoder
+from longdecode.engine.ranks import Rank, over_gpus
+from longdecode.engine.tensor_parallel import TensorParallelDecoder, method_for
 from longdecode.engine.weights import random_decoder
 from longdecode.evals import provenance
 from longdecode.evals.throughput.steps import fill_cache, step_case
@@ -50,8 +50,7 @@ def timed(whole: ModelConfig, rank: Rank, device: torch.device) -> list[tuple[fl
         decoder = TensorParallelDecoder(whole, decoder.weights, rank, device, torch.bfloat16)
     found = []
     for (context, batch), name in product(PLACES, METHODS):
-        method = get_method(name).from_budget(None if name == "full" else BUDGET, whole)
-        method = decoder.share(method) if rank.world > 1 else method
+        method = method_for(decoder, get_method(name), None if name == "full" else BUDGET, {})
         shape = decoder.cache_shape(batch, context, STEPS)
         cache = fill_cache(method.make_cache(shape) or DenseCache(shape), context - STEPS, 0)
         case, times = step_case(decoder, cache, method, name, context, STEPS), []
@@ -69,18 +68,12 @@ def timed(whole: ModelConfig, rank: Rank, device: torch.device) -> list[tuple[fl
     return found
 
 
-def answering(rank: Rank, device: torch.device) -> Callable[[ModelConfig], list[list[tuple[float, int]]]]:
-    """Return what answers the one call of a shape."""
-    return lambda whole: [timed(whole, rank, device)]
-
-
 def main(out: Path) -> None:
     """Time every shape."""
     rows = []
     for name in SHAPES:
         whole = parse_config(SHAPES[name], name)
-        with Ranks([torch.device("cuda", index) for index in range(GPUS)], answering) as shares:
-            (ranks,) = shares.answers(replace(whole, max_positions=1 << 18))
+        ranks = over_gpus(GPUS, "cuda", partial(timed, replace(whole, max_positions=1 << 18)))
         for ((context, batch), method), *each in zip(product(PLACES, METHODS), *ranks, strict=True):
             us, read = (max(values) for values in zip(*each, strict=True))
             rows.append({

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from longdecode.engine.config_reader import read_config, resolve_checkpoint
-from longdecode.engine.device import lease_gpus, resolve_device, resolve_dtype
+import torch
+
+from longdecode.engine.config_reader import resolve_checkpoint
+from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator, Request, Sampling
-from longdecode.engine.ranks import Ranks
-from longdecode.engine.split_generation import ShareGenerator, SplitGenerator
+from longdecode.engine.tensor_parallel import method_for, run_split
 from longdecode.engine.tokenizer import eos_ids, load_tokenizer
-from longdecode.engine.weights import load_decoder
 from longdecode.methods.registry import get_method
 
 
@@ -46,8 +46,8 @@ def generate(
         budget: tokens that a query may read per KV head; methods that read everything take none.
         chat: put each prompt in the model's chat template.
         temperature: 0 is greedy.
-        gpus: GPUs of this host to split the model over, one process each, which wait for jobs on them to end; a script
-            calls this under ``if __name__ == "__main__":`` then.
+        gpus: GPUs of this host to split the model over, one process each; a script calls this under
+            ``if __name__ == "__main__":`` then.
         params: the method's knobs, as its card lists them.
 
     Raises:
@@ -60,20 +60,24 @@ def generate(
         raise ConfigError("prompts: a list of texts is needed")
     if budget is not None and not hasattr(budget, "__index__"):
         raise ConfigError(f"budget = {budget!r}: a whole number of tokens is needed")
-    folder, chosen = resolve_checkpoint(str(model)), get_method(method)
-    config, tokenizer, sampling = read_config(folder), load_tokenizer(folder), Sampling(temperature=temperature)
+    folder, _ = resolve_checkpoint(str(model)), get_method(method)
+    answer = partial(_answers, folder, prompts, method, budget, max_new_tokens, chat, temperature, params)
+    ranks = run_split(folder, gpus, device, dtype, method, answer)
+    return [replace(a[0], read_tokens_mean=fmean(b.read_tokens_mean for b in a)) for a in zip(*ranks, strict=True)]
+
+
+def _answers(
+    folder: Path, prompts: Sequence[str], method: str, budget: int | None, max_new_tokens: int, chat: bool,
+    temperature: float, params: dict[str, Any], decoder: Decoder,
+) -> list[Answer]:  # fmt: skip
+    """Continue the prompts with a decoder, or on one rank of several with its share."""
+    tokenizer = load_tokenizer(folder)
     stop = eos_ids(folder, tokenizer)
     prompt_ids = [tokenizer.prompt_ids(prompt, chat) for prompt in prompts]
     requests = [Request(ids, max_new_tokens, stop_ids=stop, seed=row) for row, ids in enumerate(prompt_ids)]
-    with ExitStack() as stack:
-        if gpus == 1:
-            target = resolve_device(device)
-            generator = Generator(load_decoder(folder, device=target, dtype=resolve_dtype(dtype, target)), sampling)
-        else:
-            devices = stack.enter_context(lease_gpus(resolve_device(device), gpus))
-            ranks = stack.enter_context(Ranks(devices, partial(ShareGenerator, folder, dtype)))
-            generator = SplitGenerator(ranks, config, sampling)
-        done = generator.run(requests, chosen.from_budget(budget, config, **params))
+    with torch.inference_mode():
+        generator = Generator(decoder, Sampling(temperature=temperature))
+        done = generator.run(requests, method_for(decoder, get_method(method), budget, params))
     texts = [tokenizer.decode([token for token in one.output_ids if token not in stop]) for one in done]
     return [
         Answer(text, one.output_ids, one.read_tokens_mean, one.prefill_ms, one.decode_ms)

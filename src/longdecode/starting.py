@@ -18,7 +18,6 @@ import yaml
 from longdecode.doctor import reached
 from longdecode.engine.config_reader import built_model, read_config
 from longdecode.engine.errors import ConfigError, refuse_unknown
-from longdecode.engine.tensor_parallel import PARALLEL_METHODS
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.config_values import parse_yaml
 from longdecode.evals.datasets.reader import FROM_HUB, SOURCES
@@ -84,7 +83,6 @@ class Starting:
         self.memory = torch.cuda.get_device_properties(0).total_memory if self.on_gpu else pages
         self.folder = _config_folder(choices.model)
         self.config = read_config(self.folder) if self.folder else None
-        self.gpus = 1
         self.contexts, self.batch = self._fitting()
         self.training: dict[str, Any] = {}
         self.data = dict(choices.data)
@@ -92,13 +90,11 @@ class Starting:
         suites: dict[str, Any] = {}
         for name in dict.fromkeys(choices.suites):
             self._add(name, suites)
-        placed = {"path": choices.model} | ({"gpus": self.gpus} if self.gpus > 1 else {})
         timed = {"bench": "decode", "model": self.label, "contexts": self.contexts[-1:], "budgets": choices.budgets}
         values = {
-            "profile": profile, "device": "auto", "models": {self.label: placed}, "methods": methods,
+            "profile": profile, "device": "auto", "models": {self.label: {"path": choices.model}}, "methods": methods,
             "allow_untuned": True, "budgets": choices.budgets, "suites": suites, "data": self.data,
-            "throughput": [timed] * (self.on_gpu and self.gpus == 1), "training": self.training,
-            "instrument": {"full_min": 0.0},
+            "throughput": [timed] if self.on_gpu else [], "training": self.training, "instrument": {"full_min": 0.0},
         }  # fmt: skip
         # Through JSON, so that YAML writes a list out wherever it stands.
         kept = json.loads(json.dumps({key: value for key, value in values.items() if value}))
@@ -106,10 +102,7 @@ class Starting:
         self.text = HEAD.format(profile=profile, label=label) + shown
 
     def _fitting(self) -> tuple[list[int], int]:
-        """Return the contexts that model and memory allow, and the largest batch that fits the longest.
-
-        A model that one GPU does not hold is split over as few of this host's as hold it.
-        """
+        """Return the contexts that model and memory allow, and the largest batch that fits the longest."""
         asked = sorted(set(self.choices.contexts))
         if not self.on_gpu:
             self.note("no GPU here: steps are not timed, and jobs take far longer than GPU hours say")
@@ -119,15 +112,7 @@ class Starting:
         limit, width = self.config.max_positions, 2 if self.on_gpu else 4
         # The prompt's cache is kept beside the one that a method decodes with.
         token, weights = 2 * self.config.kv_bytes_per_token(width), width * self.config.parameters()
-        room = self.memory - RUNTIME_GB * 1e9 - width / 2 * piece_bytes(self.config.hidden_size)
-        here = torch.cuda.device_count() if self.on_gpu and self.config.experts is None else 1
-        heads, channels = self.config.num_kv_heads, self.config.intermediate_size
-        counts = [count for count in range(1, here + 1) if not heads % count and not channels % count]
-        self.gpus = next((count for count in counts if weights + asked[0] * token <= count * room), 1)
-        if self.gpus > 1:
-            can = ", ".join(PARALLEL_METHODS)
-            self.note(f"{self.label} is split over {self.gpus} GPUs: scored by {can}; nothing is timed")
-        token, free = token // self.gpus, room - weights / self.gpus
+        free = self.memory - RUNTIME_GB * 1e9 - weights - width / 2 * piece_bytes(self.config.hidden_size)
         kept = sorted({min(context, limit) for context in asked if min(context, limit) * token <= free})
         said = f"{self.label} reads {limit:,} tokens; {self.memory / 1e9:,.0f} GB are here; generate(gpus=2) splits it"
         if not kept:

@@ -18,15 +18,7 @@ import pytest
 import torch
 
 from longdecode.engine import device as devices
-from longdecode.engine.device import (
-    Timer,
-    device_name,
-    lease_gpu,
-    lease_gpus,
-    resolve_device,
-    resolve_dtype,
-    sm_clock_mhz,
-)
+from longdecode.engine.device import Timer, device_name, lease_gpu, resolve_device, resolve_dtype, sm_clock_mhz
 from longdecode.engine.errors import ConfigError, LockError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -85,21 +77,6 @@ def test_a_cpu_needs_no_lease(locks: Path) -> None:
     with lease_gpu(CPU) as device:
         assert device == CPU
     assert not locks.exists()
-
-
-def test_a_split_model_gets_all_its_gpus_or_none(locks: Path) -> None:
-    three = ["a", "b", "c"]
-    with lease_gpus(CUDA, 2, uuids=three) as held:
-        assert [device.index for device in held] == [0, 1]
-        with pytest.raises(ConfigError, match="gpus = 4, but device 'cuda' is 3 of them here"):
-            lease_gpus(CUDA, 4, uuids=three).__enter__()
-        waits = threading.Thread(target=lease_gpus(CUDA, 2, uuids=three, poll_seconds=0.02).__enter__, daemon=True)
-        waits.start()
-        time.sleep(0.2)
-        with lease_gpu(CUDA, uuids=three, poll_seconds=0.01) as third:
-            assert third.index == 2 and waits.is_alive()
-    waits.join(5)
-    assert not waits.is_alive()
 
 
 def test_processes_get_gpus_of_their_own(locks: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -236,6 +236,16 @@ def test_one_prefill_serves_all_labels(run: Run, config_values: Values, tmp_path
     assert {method.name for method in decoded} == {"full"}
 
 
+def test_one_label_out_of_memory(config_values: Values, tmp_path: Path, gate: list[Any], monkeypatch: Patch) -> None:
+    """It does not stop the others."""
+    no_room = DeviceMemoryError("no room beside the prompt")
+    watch_decoding(monkeypatch, lambda decoded: no_room if decoded[-1].name == "streaming" else None)
+    outputs = {label: tmp_path / f"{label}.parquet" for label in ("streaming", "full")}
+    evaluate_suite(build_run_config(config_values, "c"), "tiny", "mini_recall", outputs)
+    assert {r.status for r in read_records(outputs["streaming"], Record)} == {"oom"}
+    assert {r.status for r in read_records(outputs["full"], Record)} == {"ok"}
+
+
 def test_a_score_that_is_no_number_is_a_failed_gate(run: Run, monkeypatch: Patch) -> None:
     monkeypatch.setattr("longdecode.evals.tasks.continuation.NatsPerByte.score", lambda *given: Score(float("nan")))
     statuses = {r.task: r.status for r in run("full", "mini_book")}

@@ -71,7 +71,7 @@ def run(results: Path) -> dict[str, list[str]]:
         read.update(frame.f_code.co_filename for value in (result, *frame.f_locals.values()) if is_variant(value))
 
     sys.settrace(enter)
-    runpy.run_path(SCRIPT, {"snakemake": job}, "__main__")
+    runpy.run_path(SCRIPT, {"snakemake": job})
     (results / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     from longdecode.analysis.stage import write_tables
     from longdecode.reporting.build import build

@@ -14,8 +14,8 @@ from longdecode.evals.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 90
-SET_BY_USERS = {"revision", "gpus"}
-"""Keys that no configuration here sets: a checkpoint of the hub at a commit, a model that one GPU does not hold."""
+SET_BY_USERS = {"revision"}
+"""Keys that no configuration here sets: a checkpoint of the hub at a commit."""
 
 
 def names(value: Any) -> Iterator[str]:

@@ -2,5 +2,4 @@
 
 from longdecode.stages import run_stage
 
-if __name__ == "__main__":  # processes that share a model import this file
-    run_stage(snakemake)
+run_stage(snakemake)
