@@ -6,8 +6,7 @@ Every cell of summary.csv, pair of comparisons.csv, time of speed.csv, rank of r
 pareto.csv and row of measures.csv, but for measures that have no records, which are named. Means, counts, Wilson's and
 Student's bounds, Holm's correction and verdicts must equal what is printed, to its digits. Bounds, p-values and shares
 from random draws are drawn anew: a bound must lie where our draws have 2.5 or 97.5 %, within five standard errors of
-such a share; a rank, between those at 3 and at 8 %.
-docs/reading-a-table.md explains columns and statistics. Exits 1 where a row differs.
+such a share; a rank, between those at 3 and at 8 %. Columns: docs/reading-a-table.md. Exits 1 where a row differs.
 """
 
 from __future__ import annotations
@@ -285,7 +284,7 @@ def differing_pairs(folder: Path, scored: dict[Any, pd.DataFrame], status: dict[
     pilot = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")).get("pilot", False)
     pairs, summary = Pairs(scored, status, table), pd.read_csv(folder / "summary.csv", low_memory=False)
     marked = {(r.model, r.variant) for r in summary.itertuples() if isinstance(getattr(r, "untuned", None), str)}
-    table["untuned"] = [bool({(row.model, row.a), (row.b_model, row.b)} & marked) for row in table.itertuples()]
+    table["untuned"] = [(r.model, r.a) in marked or (r.b_model, r.b) in marked for r in table.itertuples()]
     there = set(table[table.b == "full"].set_index([*CELL[:5], "a", "budget"]).index) | {*pairs.fulls.values()}
     for key in scored.keys() & pairs.scored.keys() - there:
         if key[:5] in pairs.fulls and len(pairs.units(key, pairs.fulls[key[:5]])[0]):
@@ -387,9 +386,8 @@ def main(folders: Sequence[Path]) -> int:
             "measures": ("measures", [*differing_measures(folder, scored, status)]),
         }  # fmt: skip
         rows = {name: len(pd.read_csv(folder / f"{file}.csv", low_memory=False)) for name, (file, _) in found.items()}
-        print(
-            f"{folder.name}:", ", ".join(f"{n - len(found[k][1]):,} of {n:,} {k}" for k, n in rows.items()), flush=True
-        )
+        told = ", ".join(f"{n - len(found[k][1]):,} of {n:,} {k}" for k, n in rows.items())
+        print(f"{folder.name}: {told}", flush=True)
         differing = [text for _, texts in found.values() for text in texts if not text.startswith(LEFT)]
         left = Counter(text for text in found["measures"][1] if text.startswith(LEFT))
         print("".join(f"  {text}: {n}\n" for text, n in left.items()), end="")
