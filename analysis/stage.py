@@ -55,7 +55,7 @@ def write_tables(folder: Path) -> list[Path]:
     """Write the tables of a run, once, after it; each whole or not at all. Returns their paths.
 
     A pilot's comparisons have no verdict, and it speaks to no claim. Where a variant was not tuned as those beside it,
-    the summary has a column ``untuned`` that says what was not, and its comparisons cannot tell.
+    the summary has a column ``untuned`` that says what was not, and its comparisons have no verdict.
 
     Args:
         folder: the results of a run: its config.yaml and records, and what else it measured.
@@ -87,9 +87,9 @@ def write_tables(folder: Path) -> list[Path]:
     compared = comparisons_table(scored, requests, pools, spread)
     summary, untuned = summary_table(cells, spread), untuned_beside_tuned(run)
     marks = pd.Series([untuned.get(place) for place in zip(summary.model, summary.variant, strict=True)], dtype=object)
-    told = compared[compared.verdict.notna()].itertuples()
+    told = compared[compared.status == "ok"].itertuples()
     held = [r.Index for r in told if {(r.model, r.a), (r.b_model, r.b)} & untuned.keys()]
-    compared.loc[held, ["status", "verdict"]] = "untuned", "cannot tell"
+    compared.loc[held, ["status", "verdict"]] = "untuned", None
     tables = (
         summary.assign(untuned=marks) if marks.notna().any() else summary,
         speed_table(timed, spread),
@@ -162,13 +162,15 @@ def claim_verdict(printed: float | None, claim: Claim, found: Found | None, digi
     alone decides, where its corrected p-value proves it. At most so much: ``reproduced`` where the whole interval lies
     below, ``not reproduced`` where none of it does. About so much: as at least so much, but ``partly`` where the whole
     interval lies beyond the printed figure. ``cannot tell``: there is no interval, it holds no effect as well as half
-    of the printed one, or forks of one training each stand behind it. The best variant has no say.
+    of the printed one, forks of one training each stand behind it, or a
+    variant that was not tuned as others were. The best variant has no say.
     """
     if found is None:
         return "not run"
     if not claim.comparable:
         return "not comparable"
-    if not (math.isfinite(found.low) and math.isfinite(found.high)) or (claim.trainings or 2) < 2:
+    told = math.isfinite(found.low) and math.isfinite(found.high) and found.row.get("status") != "untuned"
+    if not told or (claim.trainings or 2) < 2:
         return "cannot tell"
     rounding, by_sign = 0.0 if printed is None else 0.5 * 10.0**-digits, printed is None
     printed = claim.no_effect if printed is None else printed

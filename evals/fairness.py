@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from longdecode.evals.run_config import RunConfig
     from longdecode.evals.specs import MethodSpec
 
-_OTHERWISE = "or `--config allow_untuned=true` runs it and marks the rows"
+_OTHERWISE = "or `--config allow_untuned=true` runs it, without a verdict on them"
 
 
 class Trial(Stored):

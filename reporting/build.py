@@ -127,7 +127,7 @@ def _facts(site: Site, run: Run) -> dict[str, Any]:
     versions = run.gate[0].get("versions", {}) if run.gate else {}
     tables = sorted(path.name for path in run.folder.iterdir() if path.suffix in (".csv", ".yaml", ".txt"))
     n, losses = run.summary.get("n", pd.Series(dtype=int)), run.losses[:0] if run.pilot else run.losses
-    pooled = losses[(losses.task == "all") & ~losses.model.isin(site.passed)].verdict if len(losses) else losses
+    pooled = [r.verdict for r in losses.pipe(each) if r.task == "all" and r.model not in site.passed and r.verdict]
     return {
         "name": run.name,
         "what": run.purpose,
@@ -136,7 +136,7 @@ def _facts(site: Site, run: Run) -> dict[str, Any]:
         "models": [wording.model_title(m) for m in models],
         "data": " and ".join(run.data_sources) or ("books to go on with" if len(texts) else "none: times alone"),
         "prompts": f"{int(n[n > 0].min())} to {int(n.max())}" if len(n) else "",
-        "decided": f"{(pooled != 'cannot tell').sum()} of {len(pooled)}" if len(pooled) else "",
+        "decided": f"{len(pooled) - pooled.count('cannot tell')} of {len(pooled)}" if pooled else "",
         "time": next(run.gpu_time.pipe(each), None) if len(run.gpu_time) else None,
         "gate": f"{sum(verdicts)} of {len(verdicts)}" if verdicts else "",
         "checks": f"{sum(checks)} of {len(checks)}" if checks else "",

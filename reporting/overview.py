@@ -251,9 +251,7 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
         timed: joined rows of long answers; their runs and models have a line of their own.
     """
     known = set(timed[["run", "model"]].pipe(each)) if len(timed) else set()
-    for run in site.runs:
-        if run.losses.empty or run.older or run.pilot:
-            continue
+    for run in (run for run in site.settled if len(run.losses)):
         losses = run.leading(run.losses[run.losses.suite.isin(wording.TITLES["long_answers"])])
         told = losses[(losses.verdict != "") & (losses.unit == "points")]
         for (model, suite, task), part in groups(told, ["model", "suite", "task"]):
@@ -284,8 +282,7 @@ def findings(site: Site) -> Iterator[dict[str, str]]:
         place = default_place(rows)
         here = rows[(rows[PLACE] == list(place)).all(axis=1)]
         yield _pick_finding(site, place, choose(here))
-        quick = fastest(here)
-        if quick is not None:
+        if (quick := fastest(here)) is not None:
             bounds = wording.interval(quick.loss_low, quick.loss_high, "points")
             loss = f"{wording.number(quick.loss, 'points')} points {bounds}"
             word = {"worse": "is not good enough", "within": "keeps quality"}.get(quick.verdict, "is undecided")

@@ -125,7 +125,7 @@ class Run:
         pairs = pairs[(pairs.b == REFERENCE) & (pairs.model == pairs.b_model) & (pairs.a != REFERENCE)]
         sign = pairs.better.map({"higher": -1.0, "lower": 1.0})
         ends = pd.DataFrame({"one": sign * pairs.low, "other": sign * pairs.high})
-        silent = pairs.status.isin(["baseline_fails", "short"])
+        silent = pairs.status.isin(["baseline_fails", "short", "untuned"])
         verdict = pairs.verdict.where(pairs.verdict.notna() & ~silent, "cannot tell").mask(silent, "")
         return pairs.rename(columns={"a": "variant"}).assign(
             loss=sign * pairs.difference, loss_low=ends.min(axis=1), loss_high=ends.max(axis=1), verdict=verdict
@@ -305,7 +305,8 @@ def joined(run: Run) -> pd.DataFrame:
 
 def able(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of models that are not small, which enter no recommendation where another does; else all."""
-    found = rows[~rows.get("losses_of", rows.model).isin(wording.TITLES["small"])] if len(rows) else rows
+    models = rows.get("losses_of", rows.get("model", pd.Series(index=rows.index)))
+    found = rows[~models.isin(wording.TITLES["small"])]
     return found if len(found) else rows
 
 

@@ -95,7 +95,7 @@ class Site:
     @cached_property
     def passed(self) -> set[str]:
         """The small models, which have no verdict where another model was scored; else none."""
-        small, scored = {*wording.TITLES["small"]}, {m for run in self.current for m in run.summary.model}
+        small, scored = {*wording.TITLES["small"]}, {m for run in self.current for m in run.summary.get("model", ())}
         return small if scored - small else set()
 
     @cached_property

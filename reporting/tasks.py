@@ -121,7 +121,7 @@ def _grids(run: Run, suite: str, passed: set[str]) -> Iterator[dict[str, Any]]:
             words = run.budget(next(v for v in part.variant if v != REFERENCE), budget)
             place = f"{wording.tokens(part.context.iloc[0])} tokens, budget {words}"
             about = {"title": f"Task by task, {place}", "model": wording.model_title(model), "run": run.name}
-            yield grid(run, part, "title", verdicts) | about | {"why": quiet}
+            yield grid(run, part, "title", verdicts) | about | {"why": quiet or why.get(model, "")}
 
 
 def grid(run: Run, part: pd.DataFrame, column: str, verdicts: dict[Any, Any]) -> dict[str, Any]:
@@ -305,9 +305,7 @@ def _ran(site: Site, method: str) -> dict[str, str]:
     """Return the numbers and words among the method's knobs that differ from the card's, by run; no small models'."""
     card, found = wording.card(method), dict[str, list[str]]()
     default = {knob.name: knob.default for knob in card.knobs if not knob.file} if card else {}
-    for run in site.current:
-        if run.pilot or run.summary.empty:
-            continue
+    for run in (run for run in site.settled if len(run.summary)):
         rows = run.summary[(run.summary.method == method) & ~run.summary.model.isin(wording.TITLES["small"])]
         for given in map(json.loads, rows.params.drop_duplicates()):
             words = [f"{name} {value}" for name, value in given.items() if value != default.get(name, value)]

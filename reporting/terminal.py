@@ -100,7 +100,7 @@ def statuses(results: Path) -> Iterator[str]:
 def compared(results: Path, a: str, b: str, context: int | None, profile: str | None) -> tuple[Rows, Rows]:
     """Return rows of quality (comparisons.csv) and of whole steps (speed.csv) in which both variants stand.
 
-    Small models stand aside where another was measured, but for a profile that is asked for.
+    Small models stand aside where another has both, but for a profile that is asked for.
 
     Raises:
         ConfigError: no run has tables, none has a variant of that name, or both are the same one.
@@ -111,11 +111,12 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
     if profile is not None:
         refuse_unknown("--profile", "run of results/", [profile], [path.name for path in folders])
         folders = [results / profile]
-    tables = (_tables(folders, name) for name in ("comparisons.csv", "speed.csv"))
-    pairs, steps = (table if profile else able(table) for table in tables)
+    every = tuple(_tables(folders, name) for name in ("comparisons.csv", "speed.csv"))
+    some = tuple(able(table.dropna(subset="model") if "model" in table else table) for table in every)
+    pairs, steps = some if profile is None and {a, b} <= _names(*some) else every
     if pairs.empty and steps.empty:
         raise ConfigError(f"{profile or results}: no comparisons.csv or speed.csv with a row; an ended run has both")
-    known = {*pairs.get("a", ()), *pairs.get("b", ()), *steps.get("variant", ())}
+    known = _names(pairs, steps)
     for name in (a, b):
         if name not in known:
             near = difflib.get_close_matches(name, map(str, known), n=6, cutoff=0.0)
@@ -129,6 +130,10 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
         place = pd.MultiIndex.from_frame(pairs[["run", "suite", "context"]])
         pairs = pairs[(pairs["task"] == POOLED) | ~place.isin(place[pairs["task"] == POOLED])]
     return _quality(pairs, a, b), _speed(steps, a, b) if len(steps) else []
+
+
+def _names(pairs: pd.DataFrame, steps: pd.DataFrame) -> set[Any]:
+    return {*pairs.get("a", ()), *pairs.get("b", ()), *steps.get("variant", ())}
 
 
 def _with_kin(pairs: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -160,7 +165,7 @@ def _quality(pairs: pd.DataFrame, a: str, b: str) -> Rows:
         shown = f"{gap[0]:+.3g} ({gap[1]:+.3g} to {gap[2]:+.3g})"
         proven, near = row.p_holm < 0.05, max(abs(gap[1]), abs(gap[2])) <= row.margin
         better = f"{a if (gap[0] > 0) == (row.better == 'higher') else b} is better"
-        ways = [(row.get("status") == "untuned", "cannot tell"), (proven, better), (near, "within the margin")]
+        ways = [(row.get("status") == "untuned", "not tuned"), (proven, better), (near, "within the margin")]
         verdict = next((words for holds, words in ways if holds), "cannot tell")
         task = row.suite if row.task == POOLED else row.task
         budget = str(row.budget) if row.budget == row.b_budget else f"{row.budget} / {row.b_budget}"

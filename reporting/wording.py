@@ -40,7 +40,7 @@ REASONS = {
     "low_ceiling": "full attention scores low",
     "short": "prompt and answer fit the budget",
     "one_training": "one training is not enough",
-    "untuned": "a variant’s knob is not as tuned",
+    "untuned": "a variant that was not tuned as the others has no verdict",
     "no_baseline": "full attention was not run",
 }
 """By status of a comparison without a verdict: why there is none."""

@@ -114,7 +114,7 @@ class Starting:
         token, weights = 2 * self.config.kv_bytes_per_token(width), width * self.config.parameters()
         free = self.memory - RUNTIME_GB * 1e9 - weights - width / 2 * piece_bytes(self.config.hidden_size)
         kept = sorted({min(context, limit) for context in asked if min(context, limit) * token <= free})
-        said = f"{self.label} reads {limit:,} tokens; {self.memory / 1e9:,.0f} GB are here; generate(gpus=2) splits it"
+        said = f"{self.label} reads {limit:,} tokens at most, and {self.memory / 1e9:,.0f} GB of memory are here"
         if not kept:
             raise ConfigError(f"--model {self.choices.model}: no context of {asked} fits: {said}")
         if kept != asked:

@@ -265,7 +265,7 @@ def over_trainings(sides: Sequence[Sequence[pd.DataFrame]], difference: float) -
 def verdict(row: pd.Series) -> str:
     """Return the word on a difference from its printed interval, corrected p-value and margin."""
     least, most = (-row.high, -row.low) if row.better == "higher" else (row.low, row.high)
-    if row.status in ("one_training", "untuned") or row.n < 10 or not np.isfinite([least, most, row.margin]).all():
+    if row.status == "one_training" or row.n < 10 or not np.isfinite([least, most, row.margin]).all():
         return "cannot tell"
     return "within" if most <= row.margin else "worse" if least > 0 and row.p_holm < 0.05 else "cannot tell"
 
@@ -314,7 +314,7 @@ def recomputed(row: pd.Series, pairs: Pairs, pilot: bool) -> dict[str, Any]:
         p = max(p, of_trainings)
     elif row.model != row.b_model and word != "baseline_fails":
         word = "one_training"
-    word = "untuned" if row.untuned and word != "baseline_fails" else word
+    word = "untuned" if row.untuned and word == "ok" else word
     if exact := exact_bounds(gaps, shares, paired=True):
         low, high = min(exact[0], wider[0]), max(exact[1], wider[1])
     else:
@@ -326,7 +326,7 @@ def recomputed(row: pd.Series, pairs: Pairs, pilot: bool) -> dict[str, Any]:
         "n": sum(map(len, gaps)), "a_value": scale * a_value, "b_value": scale * b_value, "low": scale * low,
         "difference": scale * (a_value - b_value), "high": scale * high, "status": word,
         "p": math.nan if word == "baseline_fails" else p, "p_holm": row.family_holm,
-        "verdict": "" if pilot or word == "baseline_fails" else verdict(row),
+        "verdict": "" if pilot or word in ("baseline_fails", "untuned") else verdict(row),
     }  # fmt: skip
 
 
