@@ -162,8 +162,8 @@ def claim_verdict(printed: float | None, claim: Claim, found: Found | None, digi
     alone decides, where its corrected p-value proves it. At most so much: ``reproduced`` where the whole interval lies
     below, ``not reproduced`` where none of it does. About so much: as at least so much, but ``partly`` where the whole
     interval lies beyond the printed figure. ``cannot tell``: there is no interval, it holds no effect as well as half
-    of the printed one, forks of one training each stand behind it, or a
-    variant that was not tuned as others were. The best variant has no say.
+    of the printed one, or forks of one training each or an untuned variant stand behind it. The best variant has no
+    say.
     """
     if found is None:
         return "not run"
