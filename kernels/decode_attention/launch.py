@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from longdecode.kernels.multiprocessors import (
+    APART,
     fitting,
     multiprocessors,
     padded_dim,
@@ -14,13 +15,6 @@ from longdecode.kernels.multiprocessors import (
     resident,
     share_out,
 )
-
-APART = 8
-"""Parts of a list from which on a launch of their own joins them.
-
-A step of 40 query and 8 KV heads split over two H200, which makes 32 or 8 parts, took 1.2 to 2.2 % less so, in one run
-each (``full_apart`` in ``results/h200/split_steps.csv`` of a2166f84).
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +79,6 @@ def spread(
     launch: DecodeLaunch, lists: int, rows: int, capacity: int, waves: int, device: torch.device
 ) -> DecodeLaunch:
     """Return ``launch`` with splits that make ``waves`` programs a multiprocessor, each with a tile of a full row."""
-    programs = waves * multiprocessors(device)
-    row_tiles = -(-rows // launch.rows)
-    splits = share_out(programs, lists * row_tiles, -(-capacity // launch.tokens))
-    # One program would join many parts one after the other, row by row, while the others have nothing to do.
+    splits = share_out(waves * multiprocessors(device), lists * -(-rows // launch.rows), -(-capacity // launch.tokens))
     fused = launch.fused_merge and splits < APART
     return replace(launch, splits=splits, fused_merge=fused, registers=registers(launch.num_warps, waves))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdecode.kernels.multiprocessors import MERGE_PARTS, multiprocessors, padded_dim, power_of_two, share_out
+from longdecode.kernels.multiprocessors import APART, multiprocessors, padded_dim, power_of_two, share_out
 from longdecode.kernels.quantised_kv.naive import Fp8Layer, Int4Layer
 from longdecode.kernels.split_kv import (
     LOG2E,
@@ -94,7 +94,7 @@ def attend_in_splits(
         ``[B, Hq, 1, D]`` in ``q``'s dtype.
     """
     (batch, heads, _, dim), kv_heads = q.shape, layer.k.shape[1]
-    rows, lists, fused = heads // kv_heads, batch * kv_heads, launch.splits <= MERGE_PARTS
+    rows, lists, fused = heads // kv_heads, batch * kv_heads, launch.splits < APART
     partials = new_partials(lists * launch.splits, rows, dim, q.device)
     out, lse = empty_outputs(q)
     merge_rows, merge_some = merge_tile(rows, launch.splits, padded, launch.num_warps)

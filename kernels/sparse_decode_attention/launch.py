@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from longdecode.kernels.multiprocessors import (
+    APART,
     fitting,
     multiprocessors,
     padded_dim,
@@ -115,4 +116,5 @@ def spread(
     programs = max(1, waves * multiprocessors(device) // -(-rows // launch.rows))
     if launch.balanced:
         return replace(launch, splits=min(programs, lists * -(-capacity // launch.tokens)))
-    return replace(launch, splits=share_out(programs, lists, -(-min(most, capacity) // launch.tokens)))
+    splits = share_out(programs, lists, -(-min(most, capacity) // launch.tokens))
+    return replace(launch, splits=splits, fused_merge=launch.fused_merge and splits < APART)
