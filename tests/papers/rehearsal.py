@@ -33,8 +33,8 @@ from longdecode.evals.store import read_records
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ROOT / "config" / "papers"
 SHORT, LONG = 512, 768
-RIGHT = ("InfLLM-V2-Long-Sparse-Base", "has no chat template")
-"""Parts of the one reason to be without a number: problems go through a chat template, and a base has none."""
+RIGHT = ("has no chat template", "needs a CUDA device")
+"""Right reasons to be without a number here: problems go through a chat template, and a base has none; peers' kernels."""
 SMALL = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 
@@ -192,7 +192,7 @@ def main(names: list[str] = typer.Argument(None), place: Path | None = None, cor
             print(f"{name}: {outcome.seconds:.0f} s, records: {counts}", flush=True)
             for reason, count in outcome.reasons.most_common(8):
                 print(f"    {count} x {reason[:300]}", flush=True)
-            failed += not all(part in reason for reason in outcome.reasons for part in RIGHT)
+            failed += not all(any(part in reason for part in RIGHT) for reason in outcome.reasons)
     raise SystemExit(min(failed, 1))
 
 
