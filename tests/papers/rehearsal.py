@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ROOT / "config" / "papers"
 SHORT, LONG = 512, 768
 RIGHT = ("has no chat template", "needs a CUDA device")
-"""Right reasons to be without a number here: problems go through a chat template, and a base has none; peers' kernels."""
+"""Right reasons for no number: problems go through a chat template, which a base has not; a peer needs a GPU."""
 SMALL = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 
