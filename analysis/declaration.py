@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -101,6 +102,7 @@ class Tables:
 
     def __init__(self, tables: Mapping[str, pd.DataFrame]) -> None:
         self._tables = tables
+        self._coded: dict[tuple[str, str], tuple[np.ndarray, list[str]]] = {}
 
     @classmethod
     def read(cls, folder: Path) -> Tables:
@@ -120,22 +122,31 @@ class Tables:
         if unknown := sorted(set(query.where) - set(rows.columns)):
             raise QueryError(f"{query.table}.csv has no column {', '.join(unknown)}; it has {', '.join(rows.columns)}")
         wanted = {name: list(map(_text, x if isinstance(x, list) else [x])) for name, x in query.where.items()}
-        kept = rows[number].notna().to_numpy().nonzero()[0]  # a row of all columns is dear: they are taken once
+        kept = np.arange(len(rows))  # a row of all columns is dear: they are taken once
         for name, values in wanted.items():
-            column = rows[name].iloc[kept]  # of few different fields
-            kept = kept[column.isin([field for field in column.unique() if _text(field) in values]).to_numpy(bool)]
-        rows = rows.iloc[kept]
+            codes, texts = self._codes(query.table, name)
+            kept = kept[np.isin(codes[kept], [code for code, text in enumerate(texts) if text in values])]
+        if not len(kept):
+            return None
+        rows = rows.iloc[kept[rows[number].iloc[kept].notna()]]
         if query.longest:
             rows = rows[rows[query.longest] == rows[query.longest].max()]
         if query.best:
             rows = rows.sort_values(number, ascending=query.best == "lowest", kind="stable").head(1)
-        for name, values in wanted.items():
+        for name, values in wanted.items() if len(rows) > 1 else ():
             rank = rows[name].map(_text).map(values.index)
             rows = rows[rank == rank.min()]
         if len(rows) > 1:
             differing = ", ".join(name for name in rows.columns if rows[name].astype(str).nunique() > 1)
             raise AmbiguousQueryError(f"{len(rows)} rows of {query.table}.csv fit; they differ in {differing}")
         return None if rows.empty else _found(query, {str(name): each for name, each in rows.iloc[0].items()})
+
+    def _codes(self, table: str, name: str) -> tuple[np.ndarray, list[str]]:
+        """Return which of its different fields each row of a column has, and these as text; kept for other queries."""
+        if (table, name) not in self._coded:
+            codes, fields = pd.factorize(self._tables[table][name], use_na_sentinel=False)
+            self._coded[table, name] = codes, list(map(_text, fields))
+        return self._coded[table, name]
 
 
 def _found(query: Query, row: Mapping[str, Any]) -> Found:

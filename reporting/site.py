@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 import pandas as pd
 import vl_convert
 from markupsafe import Markup
@@ -111,9 +110,9 @@ class Site:
         return {name: cells[cells.model.isin(models)] if len(cells) else cells for name, cells in found.items()}
 
     @cached_property
-    def _equal(self) -> dict[tuple[str, str, str, str], np.ndarray]:
-        """Rows of a text column that have a value, by run, table, column and value, as ``find`` comes to ask."""
-        return {}
+    def _tables(self) -> dict[str, Tables]:
+        """The tables of runs by name, which know after a query what their columns hold."""
+        return {run.name: Tables(run.tables) for run in self.runs}
 
     def find(self, paper: str, query: Query) -> Found | None:
         """Return the number of a paper's query from the run named after it, else from the first other that has it.
@@ -121,17 +120,8 @@ class Site:
         A pilot answers only where no other run does. ``budget_words`` of the row is its budget in words.
         """
         for run in sorted(self.runs, key=lambda run: (run.name != paper, run.pilot)):
-            table = run.tables[query.table]
-            texts = {k: v for k, v in query.where.items() if isinstance(v, str) and k in table}
-            # Whole columns are compared first: a query looks at each value of what is left.
-            fits = np.ones(len(table), bool)
-            for k, v in texts.items():
-                key = (run.name, query.table, k, v)
-                if key not in self._equal:
-                    self._equal[key] = (table[k] == v).to_numpy(bool, na_value=False)
-                fits &= self._equal[key]
             with suppress(AmbiguousQueryError):
-                if fits.any() and (found := Tables({query.table: table[fits]}).find(query)):
+                if query.where.keys() <= {*run.tables[query.table]} and (found := self._tables[run.name].find(query)):
                     budget = found.row["budget"]
                     words = "" if wording.missing(budget) else run.budget(found.variant, budget)
                     return replace(found, row={**found.row, "budget_words": words})
@@ -156,10 +146,10 @@ class Site:
             for at, claim in enumerate(paper.claims)
         }
         first = first[first.claim.isin(order)]
-        first = first.loc[sorted(first.index, key=lambda index: order[first.claim[index]])]
-        return first.assign(
-            anchor=[wording.slug("claim", row.paper, order[row.claim][1] + 1) for row in first.pipe(each)]
-        )
+        places = [order[claim] for claim in first.claim]
+        first = first.iloc[sorted(range(len(first)), key=lambda at: places[at])]
+        anchors = [wording.slug("claim", row.paper, order[row.claim][1] + 1) for row in first.pipe(each)]
+        return first.assign(anchor=anchors)
 
     def run(self, name: str) -> Run:
         """Return a run by name."""

@@ -252,9 +252,9 @@ def pairs(site: Site, paper: Declaration) -> dict[str, list[dict[str, str]]]:
     told = set[tuple[Any, ...]]()
     for run in site.runs:
         for request in paper.pairs if len(run.comparisons) else ():
-            if request.b == "full" and not request.b_model:
-                continue
             rows = run.comparisons[run.comparisons.a.isin(request.a) & (run.comparisons.b == request.b)]
+            if rows.empty or (request.b == "full" and not request.b_model):
+                continue
             rows = rows[
                 (rows.model == (request.a_model or rows.model)) & (rows.b_model == (request.b_model or rows.model))
             ]
