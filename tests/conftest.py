@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
     # Triton reads this when it is first imported, which must not have happened yet.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start: idle threads wait busily
 gc.set_threshold(100_000, 50, 100)  # looking for cycles in what tests make takes 6 % of their time otherwise
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is no folder is looked up nowhere
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,6 @@ def test_the_fault_can_be_planted(fault: Any) -> None:
 def test_nothing_is_lost_doubled_or_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind but kills of a whole workflow, which ``test_resume.py`` has."""
     monkeypatch.setitem(campaign.CONFIG["suites"]["mini_recall"], "samples", 6)
-    here = Path.cwd()
-    try:
+    with contextlib.chdir(Path.cwd()):
         rows = list(campaign.run(campaign.Campaign(tmp_path, seed=0), size=0.01, tree_kills=0, tree_seconds=0))
-    finally:
-        os.chdir(here)
     assert len(rows) == 5 and not [(row, row.notes) for row in rows if not row.is_good]

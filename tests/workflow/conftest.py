@@ -35,12 +35,11 @@ def command(tmp_path: Path) -> Command:
     (home := tmp_path / "an environment").mkdir()
     for name in ("bin", "lib", "pyvenv.cfg"):
         (home / name).symlink_to(Path(sys.prefix) / name)
-    python = str(home / "bin" / Path(sys.executable).name)
 
     def make(*arguments: str, profile: str = "default") -> list[str]:
         places = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
         places += ["--workflow-profile", str(ROOT / "profiles" / profile)]
-        return [python, "-m", "snakemake", *places, *arguments]
+        return [str(home / "bin" / Path(sys.executable).name), "-m", "snakemake", *places, *arguments]
 
     return make
 
@@ -49,8 +48,7 @@ def command(tmp_path: Path) -> Command:
 def server(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A process that starts Snakemake in a second instead of five, and its jobs at once."""
     asked = [sys.executable, "-u", Path(__file__).with_name("warm_snakemake.py")]
-    pipe, own = subprocess.PIPE, {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(asked, text=True, stdin=pipe, stdout=pipe, env=environment | own) as process:
+    with subprocess.Popen(asked, text=True, stdin=-1, stdout=-1, env=environment) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()

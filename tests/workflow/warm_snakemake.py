@@ -1,6 +1,7 @@
 """Runs Snakemake's command line, and its jobs, in forks of one process that has imported both and hashed the code.
 
-Reads one JSON object a line, ``arguments``, ``environment`` and ``log``, and answers with the exit status of each.
+Reads one JSON object a line, ``arguments``, ``environment`` and ``log``, and answers with the exit status of each; with
+arguments of its own it is that one command, and forks its jobs alone.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def main() -> None:
     """Serve until the input ends."""
     warm()
     setattr(PythonScript, "execute_script", run_job)  # noqa: B010
+    if sys.argv[1:]:
+        runpy.run_module("snakemake", run_name="__main__", alter_sys=True)
     for line in sys.stdin:
         child = fork(run, json.loads(line))
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
