@@ -121,7 +121,7 @@ class Site:
         """
         for run in sorted(self.runs, key=lambda run: (run.name != paper, run.pilot)):
             with suppress(AmbiguousQueryError):
-                if query.where.keys() <= {*run.tables[query.table]} and (found := self._tables[run.name].find(query)):
+                if len(run.tables[query.table]) and (found := self._tables[run.name].find(query)):
                     budget = found.row["budget"]
                     words = "" if wording.missing(budget) else run.budget(found.variant, budget)
                     return replace(found, row={**found.row, "budget_words": words})

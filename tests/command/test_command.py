@@ -280,8 +280,8 @@ def test_a_run_shows_cells_done_and_ends_in_answer(results: Path, status: int, m
 
 
 def test_a_run_goes_to_the_right_file_and_profile(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = running._command(ROOT / "config" / "demo.yaml", 2, "all", ["seed=1"])
-    assert own[-5:] == ["all", "--configfile", str(ROOT / "config" / "demo.yaml"), "--config", "seed=1"]
+    own = running._command(demo := ROOT / "config" / "demo.yaml", 2, "all", ["seed=1"])
+    assert own[1:3] + own[-5:] == ["-m", "snakemake", "all", "--configfile", str(demo), "--config", "seed=1"]
     assert running._command(Path("my.yaml"), 2, "scores", [])[-3:] == ["scores", "--configfile", "my.yaml"]
     refusals = {
         "demmo": "nearest valid name: 'demo'",

@@ -16,11 +16,14 @@ ADA_BYTES = 99 << 10
 """Shared memory of a program on compute capability 8.9 (CUDA C++ programming guide, table 27)."""
 
 
-def test_projections_keep_four_tiles_in_flight_on_hopper() -> None:
+def test_launches_on_hopper_are_those_that_won() -> None:
     for n, k in ((6144, 4096), (4096, 14336), (128256, 4096)):
         for rows_of_x in (2, 16):
             chosen = linear.choose_launch(n, k, rows_of_x, torch.bfloat16)
             assert chosen is not None and chosen.num_stages == 4
+    assert [linear.norm_launch(k, gated).block_n for k in (1536, 4096) for gated in (False, True)] == [8, 4, 8, 4]
+    parts = [sparse.choose_launch(lists, 4, 128, 8192, 32_768, torch.bfloat16, HOPPER) for lists in (2, 8, 16, 32)]
+    assert [(part.splits, part.fused_merge) for part in parts] == [(64, False), (16, False), (8, False), (4, True)]
 
 
 @pytest.mark.parametrize("dim", [32, 64, 128, 256])
@@ -36,7 +39,6 @@ def test_less_shared_memory_means_fewer_tiles_in_flight(dim: int, monkeypatch: p
             assert size <= ADA_BYTES and launch.num_stages >= 2
         score = rows.choose_score_launch(8192, 8 * batch, dim, torch.bfloat16, 2, HOPPER)
         assert score.keys * dim * 2 * 2 * score.num_stages < ADA_BYTES
-        projection = linear.choose_launch(28_672, 4096, 1 + batch, torch.bfloat16, shared_bytes=ADA_BYTES)
-        if projection is not None:
+        if projection := linear.choose_launch(28_672, 4096, 1 + batch, torch.bfloat16, shared_bytes=ADA_BYTES):
             tile = (projection.block_n + projection.block_rows) * projection.block_k * 2
             assert projection.num_stages * tile <= ADA_BYTES
