@@ -217,6 +217,7 @@ class Ours(_Closed):
             Several keys that mean something together stand as ``"sampler, penalty"``.
         beyond_print: also where print's number was not found.
         shown: by printed column, the column of ours that stands there in place of the table's own.
+        run: the run that answers first; the one named after the paper where left out.
     """
 
     query: Query
@@ -225,6 +226,7 @@ class Ours(_Closed):
     values: dict[str, dict[str | int | float, Where]] = {}
     beyond_print: bool = False
     shown: dict[str, str] = {}
+    run: str | None = None
 
     def query_of(self, row: dict[str, Any], column: str) -> Query | None:
         """Return the query of one printed number; nothing where no row of ours stands for it."""

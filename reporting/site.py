@@ -115,7 +115,7 @@ class Site:
         return {run.name: Tables(run.tables) for run in self.runs}
 
     def find(self, paper: str, query: Query) -> Found | None:
-        """Return the number of a paper's query from the run named after it, else from the first other that has it.
+        """Return the number of a query from the run named, a paper's or another, else from the first other that has it.
 
         A pilot answers only where no other run does. ``budget_words`` of the row is its budget in words.
         """

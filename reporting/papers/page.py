@@ -146,15 +146,14 @@ def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], co
     spread = row.get(f"{column}_std")
     text = f"{printed}±{spread}" if spread is not None else printed
     query = table.ours.query_of(dict(row), column) if table.ours else None
-    found = site.find(paper, query) if query else None
+    found = site.find(table.ours.run or paper, query) if table.ours and query else None
     number = None if not printed or isinstance(row[column], str) else float(row[column])
     if query is None or found is None:
         return Entry(text, number, asked=query is not None)
     signed = query.table == "comparisons" and not query.side
     sample = f"n = {found.n}" if found.n > 1 and not query.column else ""
     bounds = wording.interval(found.low, found.high, found.unit) or sample
-    share = float(found.row.get("truncated") or 0.0)
-    words = f"{share:.0%}" if cut and share >= _SHOWN_CUT else ""
+    words = f"{share:.0%}" if cut and (share := float(found.row.get("truncated") or 0.0)) >= _SHOWN_CUT else ""
     return Entry(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found, words, asked=True)
 
 
