@@ -26,6 +26,6 @@ def test_the_fault_can_be_planted(fault: Any) -> None:
 def test_nothing_is_lost_doubled_or_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind but kills of a whole workflow, which ``test_resume.py`` has."""
     monkeypatch.setitem(campaign.CONFIG["suites"]["mini_recall"], "samples", 6)
-    with contextlib.chdir(Path.cwd()):
+    with contextlib.chdir(Path.cwd()):  # which the campaign leaves
         rows = list(campaign.run(campaign.Campaign(tmp_path, seed=0), size=0.01, tree_kills=0, tree_seconds=0))
     assert len(rows) == 5 and not [(row, row.notes) for row in rows if not row.is_good]

@@ -48,7 +48,7 @@ def command(tmp_path: Path) -> Command:
 def server(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A process that starts Snakemake in a second instead of five, and its jobs at once."""
     asked = [sys.executable, "-u", Path(__file__).with_name("warm_snakemake.py")]
-    with subprocess.Popen(asked, text=True, stdin=-1, stdout=-1, env=environment) as process:
+    with subprocess.Popen(asked, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()
