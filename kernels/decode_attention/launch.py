@@ -33,6 +33,7 @@ class DecodeLaunch:
     splits: int
     fused_merge: bool = True
     registers: int = 255
+    ahead: int = 0
 
 
 def choose_launch(
