@@ -55,18 +55,3 @@ def let_next_start(PDL: tl.constexpr):
     """Let the next kernel start, once every program of this one has come here or ended."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def bring_ahead(p_from, elements, PIECE: tl.constexpr):
-    """Ask for ``elements`` from ``p_from`` on to be brought to L2, in pieces of ``PIECE`` of them; nothing waits.
-
-    What is there may be written meanwhile: L2 has the newest. 16 bytes divide a piece and the first address.
-    """
-    o_piece = tl.arange(0, 128) * PIECE
-    p_piece = tl.where(o_piece < elements, p_from + o_piece, p_from)
-    BYTES: tl.constexpr = PIECE * p_from.dtype.element_ty.primitive_bitwidth // 8
-    tl.inline_asm_elementwise(
-        f"cp.async.bulk.prefetch.L2.global [$1], {BYTES}; mov.u32 $0, 0;", "=r,l", [p_piece],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip

@@ -29,8 +29,6 @@ class ScoreLaunch:
     tiles: int
     num_warps: int
     num_stages: int
-    ahead: bool = False
-    early: bool = False
 
 
 def choose_score_launch(
@@ -99,8 +97,6 @@ def score_keys(
     rows, lists = heads // kv_heads, batch * kv_heads
     launch = launch or choose_score_launch(size, lists, dim, q.dtype, len(arrays), q.device)
     out = torch.empty(batch, kv_heads if group else heads, size, dtype=torch.float32, device=q.device)
-    lie = all(a.stride()[2:] == (dim, 1) for a in arrays)
-    extra = {'AHEAD': launch.ahead and lie, 'EARLY': launch.early} if kernel.__name__ == 'page_score_kernel' else {}
     with torch.cuda.device_of(q):
         kernel[(triton.cdiv(size, launch.keys * launch.tiles), lists)](
             q, *arrays, lengths.contiguous(), out, q.stride(0), q.stride(1), q.stride(3),
@@ -108,7 +104,7 @@ def score_keys(
             REDUCE=group or "none", DIM=dim, BLOCK_DIM=max(16, triton.next_power_of_2(dim)),
             BLOCK_ROWS=max(16, triton.next_power_of_2(rows)), BLOCK_KEYS=launch.keys, TILES=launch.tiles,
             STAGES=launch.num_stages, UPCAST=needs_upcast(q), num_warps=launch.num_warps,
-            **extra, **overlap_settings(True, q.device),
+            **overlap_settings(True, q.device),
         )  # fmt: skip
     return out
 

@@ -13,7 +13,7 @@ from longdecode.kernels.decode_attention.launch import DecodeLaunch, choose_laun
 from longdecode.kernels.decode_attention.naive import check_logits
 from longdecode.kernels.layout import check_block, needs_upcast
 from longdecode.kernels.multiprocessors import MERGE_PARTS
-from longdecode.kernels.overlap import bring_ahead, let_next_start, overlap_settings, wait_for_earlier
+from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
@@ -59,8 +59,8 @@ def decode_attention_kernel(
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     ROWS: tl.constexpr, ROW_TILES: tl.constexpr, SPLITS: tl.constexpr, FUSED: tl.constexpr,
-    MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, LENGTHS_BY_HEAD: tl.constexpr, AHEAD: tl.constexpr,
-    UPCAST: tl.constexpr, PDL: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, LENGTHS_BY_HEAD: tl.constexpr, UPCAST: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``.
 
@@ -79,6 +79,7 @@ def decode_attention_kernel(
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog).
     """
     let_next_start(PDL)
+    wait_for_earlier(PDL)
     # The row tiles of a split run side by side: what one has read, the next finds in L2.
     i_tile = tl.program_id(0) % ROW_TILES
     i_split = tl.program_id(0) // ROW_TILES
@@ -87,20 +88,9 @@ def decode_attention_kernel(
     i_list = i_batch * kv_heads + i_head
     i_row = i_tile * BLOCK_ROWS
     o_row = i_row + tl.arange(0, BLOCK_ROWS)
-    p_lengths += i_list if LENGTHS_BY_HEAD else i_batch
-    p_k += i_batch * k_batch + i_head * k_head
-    p_v += i_batch * v_batch + i_head * v_head
-    if AHEAD > 0:
-        # Earlier steps' keys and values wait for no kernel ahead; the length may be that of the step before.
-        near = tl.maximum(tl.minimum(tl.load(p_lengths, volatile=True), capacity), 0).to(tl.int32)
-        start, stop = deal_out(i_split, near // BLOCK_TOKENS, SPLITS)
-        elements = tl.minimum(stop - start, AHEAD) * (BLOCK_TOKENS * DIM)
-        o_from = start.to(tl.int64) * (BLOCK_TOKENS * DIM)
-        bring_ahead(p_k + o_from, elements, AHEAD * BLOCK_TOKENS * DIM // 128)
-        bring_ahead(p_v + o_from, elements, AHEAD * BLOCK_TOKENS * DIM // 128)
-    wait_for_earlier(PDL)
 
-    length = tl.maximum(tl.minimum(tl.load(p_lengths), capacity), 0).to(tl.int32)
+    length = tl.load(p_lengths + (i_list if LENGTHS_BY_HEAD else i_batch))
+    length = tl.maximum(tl.minimum(length, capacity), 0).to(tl.int32)
     whole = length // BLOCK_TOKENS
     start, stop = deal_out(i_split, whole, SPLITS)
 
@@ -108,8 +98,8 @@ def decode_attention_kernel(
     b_q, b_top, b_total, b_acc = load_rows(
         p_q, q_head, q_row, q_dim, i_row, i_head * ROWS, 1, ROWS, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST
     )
-    p_k += start.to(tl.int64) * (BLOCK_TOKENS * K_TOKEN)
-    p_v += start.to(tl.int64) * (BLOCK_TOKENS * V_TOKEN)
+    p_k += i_batch * k_batch + i_head * k_head + start.to(tl.int64) * (BLOCK_TOKENS * K_TOKEN)
+    p_v += i_batch * v_batch + i_head * v_head + start.to(tl.int64) * (BLOCK_TOKENS * V_TOKEN)
     # Where each row's scores of the next tile go; negative for rows of padding, whatever is added.
     o_logits = tl.where(o_row < ROWS, (i_list * ROWS + o_row) * capacity, -(1 << 62)) + start * BLOCK_TOKENS
     for _ in range(start, stop):
@@ -204,13 +194,10 @@ def decode_attention_gpu(
     scratch = (*partials, lse if counters is None else counters, out, lse, kv_tokens_read)
     with torch.cuda.device_of(q):
         if queries == 1:
-            overlapped = overlap_settings(launch.splits > MERGE_PARTS, q.device)
-            rows_lie = k.stride()[2:] == v.stride()[2:] == (dim, 1) and capacity >= launch.tokens
-            ahead = launch.ahead if overlapped["PDL"] and rows_lie else 0
             decode_attention_kernel[grid](
                 q, k, v, kv_lengths.contiguous(), *scratch, logits, *strides, read_batch, scale_log2, capacity,
-                kv_heads, LENGTHS_BY_HEAD=kv_lengths.dim() == 2, AHEAD=ahead, **settings,
-                **overlapped,
+                kv_heads, LENGTHS_BY_HEAD=kv_lengths.dim() == 2, **settings,
+                **overlap_settings(launch.splits > MERGE_PARTS, q.device),
             )  # fmt: skip
         else:
             block_attention_kernel[grid](

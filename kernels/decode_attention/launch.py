@@ -33,7 +33,6 @@ class DecodeLaunch:
     splits: int
     fused_merge: bool = True
     registers: int = 255
-    ahead: int = 0
 
 
 def choose_launch(

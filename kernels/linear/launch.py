@@ -15,7 +15,6 @@ NARROW = 2048
 """Channels or outputs up to which a weight is a narrow model's."""
 NARROW_ROWS = 64
 """Rows up to which a narrow model's weight is streamed by hand."""
-NORM_ROWS = 1
 NORM_CHANNELS = 4096
 """Most channels of a row that a projection norms itself: eight weight rows are then 64 registers a thread."""
 
@@ -132,7 +131,7 @@ def fuses_norm(k: int, rows: int, dtype: torch.dtype) -> bool:
     A norm of its own is a launch of one program between two that fill the device: of a layer of 1,536 channels two of
     them took 12 of 62 us on an H200.
     """
-    return rows <= NORM_ROWS and k <= NORM_CHANNELS and dtype in (torch.float16, torch.bfloat16)
+    return rows == 1 and k <= NORM_CHANNELS and dtype in (torch.float16, torch.bfloat16)
 
 
 def norm_launch(k: int, gated: bool) -> Launch:

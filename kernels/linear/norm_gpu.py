@@ -16,7 +16,7 @@ from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_fo
 @triton.jit
 def norm_linear_kernel(
     p_delta, p_residual, p_norm, p_weight, p_bias, p_out, p_total, w_row, w_channel, width, up, eps,
-    ROWS: tl.constexpr, K: tl.constexpr, DELTA: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr,
+    K: tl.constexpr, DELTA: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``t = round(residual + delta)``, ``x = norm * round(t / sqrt(mean(t^2) + eps))``, ``y_n = sum_k x_k W_nk + b_n``.
@@ -39,23 +39,22 @@ def norm_linear_kernel(
     b_norm = tl.load(p_norm + o_k, mask=inside, other=0.0).to(tl.float32)
     wait_for_earlier(PDL)
     dtype = p_out.dtype.element_ty
-    for i_row in range(ROWS):
-        b_total = tl.load(p_residual + i_row * K + o_k, mask=inside, other=0.0).to(tl.float32)
-        if DELTA:
-            b_total += tl.load(p_delta + i_row * K + o_k, mask=inside, other=0.0).to(tl.float32)
-            b_total = b_total.to(dtype).to(tl.float32)
-            if tl.program_id(0) == 0:
-                tl.store(p_total + i_row * K + o_k, b_total.to(dtype), mask=inside)
-        b_factor = tl.rsqrt(tl.sum(b_total * b_total, 1) / K + eps)
-        b_x = (b_total * b_factor[:, None]).to(dtype).to(tl.float32)
-        b_x = (b_norm * b_x).to(dtype).to(tl.float32)
-        b_zero = tl.zeros([BLOCK_N, BLOCK_K // VECTOR], dtype=tl.float32)
-        b_out = tl.sum(add_product(b_zero, b_weight, b_x, VECTOR), 1)
-        if BIAS:
-            b_out += tl.load(p_bias + o_from).to(tl.float32)
-        if GATED:
-            b_out = gate(b_out, tl.sum(add_product(b_zero, b_up, b_x, VECTOR), 1), dtype)
-        tl.store(p_out + i_row * width + o_n, b_out.to(dtype), mask=o_n < width)
+    b_total = tl.load(p_residual + o_k, mask=inside, other=0.0).to(tl.float32)
+    if DELTA:
+        b_total += tl.load(p_delta + o_k, mask=inside, other=0.0).to(tl.float32)
+        b_total = b_total.to(dtype).to(tl.float32)
+        if tl.program_id(0) == 0:
+            tl.store(p_total + o_k, b_total.to(dtype), mask=inside)
+    b_factor = tl.rsqrt(tl.sum(b_total * b_total, 1) / K + eps)
+    b_x = (b_total * b_factor[:, None]).to(dtype).to(tl.float32)
+    b_x = (b_norm * b_x).to(dtype).to(tl.float32)
+    b_zero = tl.zeros([BLOCK_N, BLOCK_K // VECTOR], dtype=tl.float32)
+    b_out = tl.sum(add_product(b_zero, b_weight, b_x, VECTOR), 1)
+    if BIAS:
+        b_out += tl.load(p_bias + o_from).to(tl.float32)
+    if GATED:
+        b_out = gate(b_out, tl.sum(add_product(b_zero, b_up, b_x, VECTOR), 1), dtype)
+    tl.store(p_out + o_n, b_out.to(dtype), mask=o_n < width)
 
 
 def norm_linear_gpu(
@@ -85,7 +84,7 @@ def norm_linear_gpu(
             residual if delta is None else delta.contiguous(), residual, norm, weight,
             weight if bias is None else bias.contiguous(), out, total, *weight.stride(), width,
             width * weight.stride(0), eps,
-            ROWS=residual.numel() // channels, K=channels, DELTA=delta is not None, BIAS=bias is not None, GATED=gated, BLOCK_N=launch.block_n,
+            K=channels, DELTA=delta is not None, BIAS=bias is not None, GATED=gated, BLOCK_N=launch.block_n,
             BLOCK_K=launch.block_k, VECTOR=16 // residual.element_size(), EVICTION=launch.eviction,
             num_warps=launch.num_warps, maxnreg=launch.max_registers,
             **overlap_settings(launch.launch_pdl, residual.device),

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.overlap import bring_ahead, let_next_start, wait_for_earlier
+from longdecode.kernels.overlap import wait_for_earlier
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.score_rows import ScoreLaunch, load_keys, score_keys, store_scores
 
@@ -19,8 +19,7 @@ def page_score_kernel(
     q_batch, q_head, q_dim, m_batch, m_head, m_page, m_dim, x_batch, x_head, x_page, x_dim,
     p_k_scale, rows, kv_heads, num_pages,
     REDUCE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr, AHEAD: tl.constexpr,
-    EARLY: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Bound ``q . k`` over tiles of pages of one KV head: ``score_j = sum_i max(q_i m_{j,i}, q_i M_{j,i})``.
 
@@ -34,24 +33,15 @@ def page_score_kernel(
 
     Source: Tang et al. 2024, Quest (arXiv 2406.10774), algorithm 1.
     """
+    wait_for_earlier(PDL)
     i_list = tl.program_id(1).to(tl.int64)
     i_batch = i_list // kv_heads
     i_head = i_list % kv_heads
     o_row = tl.arange(0, BLOCK_ROWS)
     o_dim = tl.arange(0, BLOCK_DIM)
+    used = tl.minimum(tl.load(p_pages + i_batch), num_pages)
     p_minimum += i_batch * m_batch + i_head * m_head
     p_maximum += i_batch * x_batch + i_head * x_head
-    if AHEAD:
-        first = tl.program_id(0) * (TILES * BLOCK_KEYS)
-        near = tl.minimum(tl.load(p_pages + i_batch, volatile=True), num_pages).to(tl.int32)
-        elements = tl.minimum(near - first, TILES * BLOCK_KEYS) * DIM
-        if elements > 0:
-            bring_ahead(p_minimum + first * DIM, elements, TILES * BLOCK_KEYS * DIM // 128)
-            bring_ahead(p_maximum + first * DIM, elements, TILES * BLOCK_KEYS * DIM // 128)
-    wait_for_earlier(PDL)
-    if EARLY:
-        let_next_start(PDL)
-    used = tl.minimum(tl.load(p_pages + i_batch), num_pages)
 
     o_q = (i_batch * q_batch + (i_head * rows + o_row) * q_head)[None, :] + (o_dim * q_dim)[:, None]
     b_q = tl.load(p_q + o_q, mask=(o_row < rows)[None, :] & (o_dim < DIM)[:, None], other=0.0)

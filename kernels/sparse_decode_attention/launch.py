@@ -45,6 +45,8 @@ class SparseLaunch:
     list_cost: int = 2
 
     def __post_init__(self) -> None:
+        if self.balanced and not self.fused_merge:
+            raise ValueError("a balanced launch merges its parts itself: fused_merge cannot be False")
         if self.merge_group < 2:
             raise ValueError(f"merge_group = {self.merge_group}: a group joins 2 parts or more")
         if self.list_cost < 0:

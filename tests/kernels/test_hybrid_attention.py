@@ -162,9 +162,6 @@ GROUPED = [
     (SparseLaunch(16, 16, 4, 2, 24, balanced=True, merge_group=4), True, FEW),
     (SparseLaunch(16, 16, 8, 2, 64, balanced=True, merge_group=32, list_cost=9), True, MANY),
     (SparseLaunch(16, 16, 4, 2, 45, balanced=True, merge_group=8, list_cost=40), True, FEW),
-    (SparseLaunch(16, 16, 4, 2, 100, balanced=True, fused_merge=False), True, FEW),
-    (SparseLaunch(16, 16, 4, 2, 24, balanced=True, fused_merge=False, list_cost=40), False, FEW),
-    (SparseLaunch(16, 16, 8, 2, 64, balanced=True, fused_merge=False, list_cost=0), True, MANY),
 ]
 
 
@@ -187,7 +184,6 @@ def test_more_rows_than_a_merge_holds(rng: Generator, group: int, dim: int) -> N
     launch = SparseLaunch(16, 16, 4, 2, 14, balanced=True, merge_group=8)
     check_merged(one, launch)
     check_merged(one, replace(launch, rows=32, merge_group=3))
-    check_merged(one, replace(launch, fused_merge=False))
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the order of programs is chosen in the interpreter")
