@@ -15,7 +15,7 @@ from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_fo
 
 LOG2E = 1.4426950408889634
 COUNTERS = 1 << 16
-"""Lists, or with groups lists and slots, times row tiles that may be under way in one launch with a fused merge."""
+"""Lists times row tiles that may be under way in one launch with a fused merge."""
 _COUNTERS: dict[torch.device, Tensor] = {}
 _LN2 = tl.constexpr(0.6931471805599453)
 _MERGE_ELEMENTS_A_THREAD = 128
@@ -33,7 +33,7 @@ class Partials(NamedTuple):
 
 
 def new_partials(parts: int, rows: int, dim: int, device: torch.device) -> Partials:
-    """Return uninitialised scratch for ``parts`` parts (and groups of parts) of ``rows`` query rows."""
+    """Return uninitialised scratch for ``parts`` parts of ``rows`` query rows."""
     acc = torch.empty(parts, rows, dim, dtype=torch.float32, device=device)
     top = torch.empty(parts, rows, dtype=torch.float32, device=device)
     return Partials(acc, top, torch.empty_like(top))
@@ -55,8 +55,8 @@ def merge_tile(rows: int, parts: int, dim: int, num_warps: int) -> tuple[int, in
 def arrival_counters(needed: int, device: torch.device) -> Tensor:
     """Return the device's ``COUNTERS`` arrival counters ``[COUNTERS]`` int32, zero between launches.
 
-    A launch counts the finished parts of each list (and of each group of parts) here, and whoever finishes a list (or
-    group) sets its counter back to zero, so that nothing need be cleared. All launches of a device share the counters:
+    A launch counts the finished parts of each list here, and whoever finishes a list sets its counter back to zero, so
+    that nothing need be cleared. All launches of a device share the counters:
     they must run one after the other (one stream, no programmatic overlap of two of them). The buffer is made once per
     device, at its first use, and is never freed, so that a captured graph's pointer to it stays good; made during a
     capture it would belong to that graph's pool and be zeroed only by its replay, which is refused.
@@ -185,18 +185,6 @@ def merge_parts(
 
 
 @triton.jit
-def merge_group(
-    p_acc, p_top, p_total, i_first, parts, i_into, i_row,
-    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
-):  # fmt: skip
-    """Join ``parts`` parts from slot ``i_first`` on into one, in slot ``i_into``."""
-    b_sum, b_top, b_total = join_parts(
-        p_acc, p_top, p_total, i_first, parts, i_row, ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS
-    )
-    store_part(p_acc, p_top, p_total, b_sum, b_top, b_total, i_into, i_row, ROWS, DIM, BLOCK_DIM, MERGE_ROWS)
-
-
-@triton.jit
 def store_part(
     p_acc, p_top, p_total, b_acc, b_top, b_total, i_slot, i_row,
     ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
@@ -246,71 +234,6 @@ def finish_part(
                     for i_block in range(i_row, tl.minimum(i_row + BLOCK_ROWS, ROWS), MERGE_ROWS):
                         merge_parts(
                             p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, i_block,
-                            ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
-                        )  # fmt: skip
-
-
-@triton.jit
-def finish_part_in_groups(
-    p_acc, p_top, p_total, p_counter, p_groups, p_out, p_lse, b_acc, b_top, b_total,
-    i_list, i_slot, i_first, parts, slots, i_row,
-    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, MERGE_ROWS: tl.constexpr,
-    MERGE_PARTS: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """``finish_part`` with a fused merge for lists of many parts: they are joined in two steps, the first in parallel.
-
-    A list of more than ``GROUP`` parts is cut into groups of ``GROUP`` slots; whoever writes a group's last part joins
-    the group, and whoever joins the last group joins the groups: one program alone would read ``parts`` parts one after
-    the other. Group ``j`` goes into slot ``slots + i_first + j``: behind the ``slots`` of parts are as many again.
-    ``p_groups`` are counters of the row tile, one a slot. A group counts parts at its first slot's, and its list then
-    counts groups at ``p_counter``, where a list of few parts counts those.
-    """
-    o_row = i_row + tl.arange(0, BLOCK_ROWS)
-    o_dim = tl.arange(0, BLOCK_DIM)
-    if parts == 1:
-        store_rows(p_out, p_lse, b_acc, b_top, b_total, i_list * ROWS + o_row, o_row < ROWS, o_dim, DIM)
-    else:
-        store_part(p_acc, p_top, p_total, b_acc, b_top, b_total, i_slot, i_row, ROWS, DIM, BLOCK_DIM, BLOCK_ROWS)
-        # Barriers put every thread's stores before the one thread's release.
-        tl.debug_barrier()
-        last = tl.minimum(i_row + BLOCK_ROWS, ROWS)
-        i_from = i_first
-        wanted = parts
-        complete = parts <= GROUP
-        if parts > GROUP:
-            i_from += slots
-            wanted = tl.cdiv(parts, GROUP)
-            i_place = (i_slot - i_first) // GROUP
-            i_group = i_first + i_place * GROUP
-            members = tl.minimum(GROUP, i_first + parts - i_group)
-            complete = tl.atomic_add(p_groups + i_group, 1, sem="acq_rel", scope="gpu") == members - 1
-            if complete:
-                tl.store(p_groups + i_group, 0)
-                if ROWS <= MERGE_ROWS:
-                    merge_group(
-                        p_acc, p_top, p_total, i_group, members, i_from + i_place, 0,
-                        ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
-                    )  # fmt: skip
-                else:
-                    for i_block in range(i_row, last, MERGE_ROWS):
-                        merge_group(
-                            p_acc, p_top, p_total, i_group, members, i_from + i_place, i_block,
-                            ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
-                        )  # fmt: skip
-                tl.debug_barrier()
-        if complete:
-            arrived = tl.atomic_add(p_counter, 1, sem="acq_rel", scope="gpu")
-            if arrived == wanted - 1:
-                tl.store(p_counter, 0)
-                if ROWS <= MERGE_ROWS:
-                    merge_parts(
-                        p_acc, p_top, p_total, p_out, p_lse, i_list, i_from, wanted, 0,
-                        ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
-                    )  # fmt: skip
-                else:
-                    for i_block in range(i_row, last, MERGE_ROWS):
-                        merge_parts(
-                            p_acc, p_top, p_total, p_out, p_lse, i_list, i_from, wanted, i_block,
                             ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
                         )  # fmt: skip
 

@@ -10,32 +10,39 @@ from torch import Tensor
 
 from longdecode.kernels.eviction.naive import check_rule
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
-from longdecode.kernels.split_kv import LOG2E
+from longdecode.kernels.split_kv import LOG2E, arrival_counters
 
 _LOG2E = tl.constexpr(LOG2E)
-_TOKENS = 512
+_TOKENS = 256
+_NONE = tl.constexpr(0x7F800000)
+"""Bits of infinity, above those of any score."""
 
 
 @triton.jit
 def eviction_kernel(
     p_logits, p_lse, p_lengths, p_newest, p_position, p_protected, p_slot_positions, p_scores, p_victims,
-    length_batch, length_head, newest_batch, newest_head, kv_heads, capacity,
-    ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, LATEST: tl.constexpr, PDL: tl.constexpr,
+    p_least, p_counters, length_batch, length_head, newest_batch, newest_head, kv_heads, capacity,
+    ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
+    LATEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``s_i += sum_h 2^{log2(e) (logit_hi - lse_h)}`` over a group, and the free slot of the lowest ``s_i``.
 
     With ``LATEST`` ``s_i`` is the mean over all query heads, the program's ``ROWS``, and each KV head's. Grid
-    ``(Hkv, B)``, ``(1, B)`` with ``LATEST``. ``p_logits`` ``[B, Hq, S]`` and ``p_lse`` ``[B, Hq]`` float32,
+    ``(chunks, Hkv, B)``, ``(chunks, 1, B)`` with ``LATEST``: each program leaves its lowest score and slot in
+    ``p_least`` ``[lists, chunks]`` int64, and the last of a list by ``p_counters`` (int32, zero between launches) takes
+    the lowest of all. ``p_logits`` ``[B, Hq, S]`` and ``p_lse`` ``[B, Hq]`` float32,
     ``p_slot_positions`` ``[B, Hkv, S]`` int32, ``p_scores`` ``[B, Hkv, S]`` float32, ``p_victims`` ``[B, Hkv]`` int64,
     contiguous; ``p_lengths`` and ``p_newest`` ``[B, Hkv]``, ``p_position`` and ``p_protected`` ``[B]`` int64. Moves
     ``B * S * (4 Hq + 8 Hkv)`` bytes.
 
     Source: Zhang et al. 2023, H2O (arXiv 2306.14048), algorithm 1; Oren et al. 2024, TOVA (arXiv 2401.06104), 3.2.
     """
-    i_head = tl.program_id(0).to(tl.int64)
-    i_batch = tl.program_id(1).to(tl.int64)
+    i_chunk = tl.program_id(0)
+    i_head = tl.program_id(1).to(tl.int64)
+    i_batch = tl.program_id(2).to(tl.int64)
+    chunks = tl.num_programs(0)
     o_row = tl.arange(0, BLOCK_ROWS)
-    o_slot = tl.arange(0, BLOCK_TOKENS)
+    o_token = i_chunk * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     let_next_start(PDL)
     wait_for_earlier(PDL)
     length = tl.load(p_lengths + i_batch * length_batch + i_head * length_head)
@@ -45,39 +52,42 @@ def eviction_kernel(
     i_list = i_batch * kv_heads + i_head
     p_slot_positions += i_list * capacity
     p_scores += i_list * capacity
-    # The program's first query head: of a group, or of the whole batch row, where there is one program for it.
+    # The program's first query head: of a group, or of the whole batch row, where there is one list for it.
     first = (i_batch if LATEST else i_list) * ROWS
     b_lse = tl.load(p_lse + first + o_row, mask=o_row < ROWS, other=float("inf"))
-    b_least = tl.full([BLOCK_TOKENS], float("inf"), dtype=tl.float32)
-    b_slot = o_slot
-    for start in range(0, capacity, BLOCK_TOKENS):
-        o_token = start + o_slot
-        inside = o_token < length
-        p_rows = p_logits + (first + o_row)[:, None] * capacity + o_token[None, :]
-        b_logits = tl.load(p_rows, mask=(o_row < ROWS)[:, None] & inside[None, :], other=float("-inf"))
-        b_score = tl.sum(tl.exp2((b_logits - b_lse[:, None]) * _LOG2E), 0)
-        b_position = tl.load(p_slot_positions + o_token, mask=inside, other=0)
-        b_position = tl.where(o_token == newest, position, b_position)
-        if LATEST:
-            b_score = b_score / ROWS
-            for i_other in range(kv_heads):
-                tl.store(p_scores + i_other * capacity + o_token, b_score, mask=inside)
-        else:
-            b_old = tl.load(p_scores + o_token, mask=inside & (o_token != newest), other=0.0)
-            b_score += b_old
-            tl.store(p_scores + o_token, b_score, mask=inside)
-        better = inside & (b_position < protected) & (b_score < b_least)
-        b_slot = tl.where(better, o_token, b_slot)
-        b_least = tl.where(better, b_score, b_least)
-    least = tl.min(b_least, 0)
-    victim = tl.min(tl.where(b_least == least, b_slot, 2147483647), 0).to(tl.int64)
+    inside = o_token < length
+    p_rows = p_logits + (first + o_row)[:, None] * capacity + o_token[None, :]
+    b_logits = tl.load(p_rows, mask=(o_row < ROWS)[:, None] & inside[None, :], other=float("-inf"))
+    b_score = tl.sum(tl.exp2((b_logits - b_lse[:, None]) * _LOG2E), 0)
+    b_position = tl.load(p_slot_positions + o_token, mask=inside, other=0)
+    b_position = tl.where(o_token == newest, position, b_position)
     if LATEST:
+        b_score = b_score / ROWS
         for i_other in range(kv_heads):
-            tl.store(p_victims + i_batch * kv_heads + i_other, victim)
-            tl.store(p_slot_positions + i_other * capacity + newest, position)
+            tl.store(p_scores + i_other * capacity + o_token, b_score, mask=inside)
+            tl.store(p_slot_positions + i_other * capacity + o_token, position, mask=o_token == newest)
     else:
-        tl.store(p_victims + i_list, victim)
-        tl.store(p_slot_positions + newest, position)
+        b_score += tl.load(p_scores + o_token, mask=inside & (o_token != newest), other=0.0)
+        tl.store(p_scores + o_token, b_score, mask=inside)
+        tl.store(p_slot_positions + o_token, position, mask=o_token == newest)
+    # Scores are sums of weights: as integers, their bits have the same order. The slot stands below them.
+    free = inside & (b_position < protected)
+    b_least = tl.where(free, b_score.to(tl.int32, bitcast=True), _NONE).to(tl.int64) << 32 | o_token
+    p_least += i_list * chunks
+    tl.store(p_least + i_chunk, tl.min(b_least, 0))
+    tl.debug_barrier()
+    if tl.atomic_add(p_counters + i_list, 1, sem="acq_rel", scope="gpu") == chunks - 1:
+        tl.store(p_counters + i_list, 0)
+        o_chunk = tl.arange(0, CHUNKS)
+        none: tl.constexpr = _NONE << 32
+        b_all = tl.load(p_least + o_chunk, mask=o_chunk < chunks, other=none, cache_modifier=".cg")
+        victim = tl.min(b_all, 0)
+        victim = tl.where(victim >= none, 0, victim & 0xFFFFFFFF)
+        if LATEST:
+            for i_other in range(kv_heads):
+                tl.store(p_victims + i_batch * kv_heads + i_other, victim)
+        else:
+            tl.store(p_victims + i_list, victim)
 
 
 def choose_victims_gpu(
@@ -114,11 +124,14 @@ def choose_victims_gpu(
     batch, heads, capacity = logits.shape
     kv_heads, latest = scores.shape[1], rule == "latest"
     rows = heads if latest else heads // kv_heads
+    tokens = min(_TOKENS, triton.next_power_of_2(capacity))
+    chunks, lists = triton.cdiv(capacity, tokens), batch * kv_heads
+    least = torch.empty(lists * chunks, dtype=torch.int64, device=logits.device)
     with torch.cuda.device_of(logits):
-        eviction_kernel[(1 if latest else kv_heads, batch)](
+        eviction_kernel[(chunks, 1 if latest else kv_heads, batch)](
             logits, lse.contiguous(), lengths, newest, position.contiguous(), protected.contiguous(), slot_positions,
-            scores, victims, *lengths.stride(), *newest.stride(), kv_heads, capacity,
-            ROWS=rows, BLOCK_ROWS=triton.next_power_of_2(rows),
-            BLOCK_TOKENS=min(_TOKENS, triton.next_power_of_2(capacity)),
-            LATEST=latest, num_warps=8 if rows > 8 else 4, **overlap_settings(True, logits.device),
+            scores, victims, least, arrival_counters(lists, logits.device), *lengths.stride(), *newest.stride(),
+            kv_heads, capacity, ROWS=rows, BLOCK_ROWS=triton.next_power_of_2(rows), BLOCK_TOKENS=tokens,
+            CHUNKS=triton.next_power_of_2(chunks), LATEST=latest, num_warps=8 if rows > 8 else 4,
+            **overlap_settings(True, logits.device),
         )  # fmt: skip

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.overlap import wait_for_earlier
+from longdecode.kernels.overlap import let_next_start, wait_for_earlier
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.score_rows import ScoreLaunch, load_keys, score_keys, store_scores
 
@@ -34,6 +34,7 @@ def page_score_kernel(
     Source: Tang et al. 2024, Quest (arXiv 2406.10774), algorithm 1.
     """
     wait_for_earlier(PDL)
+    let_next_start(PDL)
     i_list = tl.program_id(1).to(tl.int64)
     i_batch = i_list // kv_heads
     i_head = i_list % kv_heads

@@ -18,11 +18,67 @@ from longdecode.kernels.split_kv import (
     arrival_counters,
     empty_outputs,
     finish_part,
-    finish_part_in_groups,
     merge_partials,
+    merge_parts,
     merge_tile,
     new_partials,
 )
+
+
+@triton.jit
+def tiles_of_lists(
+    p_counts, p_lengths, count_batch, count_list, capacity, width, lists, all_lists,
+    BLOCK_SIZE: tl.constexpr, UNIT_TOKENS: tl.constexpr, BLOCK_LISTS: tl.constexpr, LIST_COST: tl.constexpr,
+):  # fmt: skip
+    """Return counts, lengths, tokens and tiles to be dealt out, of all lists, ``[BLOCK_LISTS]`` each."""
+    o_list = tl.arange(0, BLOCK_LISTS)
+    known = o_list < all_lists
+    o_count = (o_list // lists).to(tl.int64) * count_batch + (o_list % lists) * count_list
+    b_count = tl.load(p_counts + o_count, mask=known, other=0)
+    b_length = tl.load(p_lengths + o_list // lists, mask=known, other=0)
+    b_length = tl.maximum(tl.minimum(b_length, capacity), 0).to(tl.int32)
+    b_listed = listed_tokens(b_count, b_length, width, BLOCK_SIZE)
+    b_tiles = tl.where(known, tl.maximum(tl.cdiv(b_listed, UNIT_TOKENS), 1) + LIST_COST, 0)
+    return b_count, b_length, b_listed, b_tiles
+
+
+@triton.jit
+def parts_of_list(begin, end, tiles, workers):
+    """Return the first program that leaves a part of a list of tiles ``begin`` to ``end``, and how many do."""
+    # Tile t belongs to the last program whose share begins at or before it.
+    i_first = ((begin + 1) * workers - 1) // tiles
+    return i_first, (end * workers - 1) // tiles - i_first + 1
+
+
+@triton.jit
+def merge_shares_kernel(
+    p_acc, p_top, p_total, p_counts, p_lengths, p_out, p_lse,
+    count_batch, count_list, capacity, width, lists, all_lists,
+    BLOCK_SIZE: tl.constexpr, UNIT_TOKENS: tl.constexpr, BLOCK_LISTS: tl.constexpr, LIST_COST: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Join the parts that programs of a ``BALANCED`` launch left: as ``merge_parts_kernel``; grid ``(lists, R)``.
+
+    A list of one part is finished already. Moves twice ``parts * R * (D + 2)`` float32.
+    """
+    let_next_start(PDL)
+    wait_for_earlier(PDL)
+    i_list = tl.program_id(0)
+    o_list = tl.arange(0, BLOCK_LISTS)
+    _, _, _, b_tiles = tiles_of_lists(
+        p_counts, p_lengths, count_batch, count_list, capacity, width, lists, all_lists,
+        BLOCK_SIZE, UNIT_TOKENS, BLOCK_LISTS, LIST_COST,
+    )  # fmt: skip
+    tiles = tl.sum(b_tiles, 0)
+    begin = tl.sum(tl.where(o_list < i_list, b_tiles, 0), 0)
+    end = tl.sum(tl.where(o_list <= i_list, b_tiles, 0), 0)
+    i_first, parts = parts_of_list(begin, end, tiles, tl.minimum(tiles, SPLITS))
+    if parts > 1:
+        merge_parts(
+            p_acc, p_top, p_total, p_out, p_lse, i_list.to(tl.int64), i_first + i_list, parts, tl.program_id(1),
+            ROWS, DIM, BLOCK_DIM, 1, MERGE_PARTS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -38,7 +94,7 @@ def sparse_decode_attention_kernel(
     BLOCK_TOKENS: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, BLOCK_LISTS: tl.constexpr,
     SPLITS: tl.constexpr, BALANCED: tl.constexpr, FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr,
     MERGE_PARTS: tl.constexpr,
-    GROUP: tl.constexpr, LIST_COST: tl.constexpr, SCORE_BLOCK: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+    LIST_COST: tl.constexpr, SCORE_BLOCK: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Parts of index lists: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``, then joined.
 
@@ -55,10 +111,9 @@ def sparse_decode_attention_kernel(
       walks the lists that its share overlaps and leaves a part for each in slot ``program + list``, which no other
       pair has and which keeps the parts of a list together.
 
-    The last program of a list to finish joins its parts (``finish_part``), where there may be more than ``GROUP`` after
-    the last ones of groups have joined theirs (``finish_part_in_groups``). With ``p_scores``, lists that read
-    everything and have a row there also leave ``max_{i in block} mean_r(scale * q_r . k_i)`` of every block of
-    ``SCORE_BLOCK`` tokens, from the logits at hand: no key is read twice. Shares then begin between such blocks.
+    The last program of a list to finish joins its parts (``finish_part``), or another launch does. With ``p_scores``,
+    lists that read everything and have a row there also leave ``max_{i in block} mean_r(scale * q_r . k_i)`` of every
+    block of ``SCORE_BLOCK`` tokens, from the logits at hand: no key is read twice. Shares then begin between blocks.
 
     Where keys and values are codes in e4m3, ``p_k_scale`` ``[B, Hkv, D]`` goes to the queries and ``p_v_scale``
     ``[B, Hkv]`` to the sums; codes become float16 in registers, which holds them exactly (float32 beside such queries).
@@ -81,24 +136,17 @@ def sparse_decode_attention_kernel(
     i_program = tl.program_id(0) % SPLITS
     i_row = tl.program_id(0) // SPLITS * BLOCK_ROWS
     o_row = i_row + tl.arange(0, BLOCK_ROWS)
-    i_row_tile = tl.program_id(0) // SPLITS
+    p_counters += tl.program_id(0) // SPLITS * all_lists
     if BALANCED:
-        # Behind the counters of all lists and row tiles, one a slot of this row tile.
-        p_groups = p_counters + all_lists * tl.cdiv(ROWS, BLOCK_ROWS) + i_row_tile * (SPLITS + all_lists)
-    p_counters += i_row_tile * all_lists
-    if BALANCED:
-        o_list = tl.arange(0, BLOCK_LISTS)
-        known = o_list < all_lists
-        o_count = (o_list // lists).to(tl.int64) * count_batch + (o_list % lists) * count_list
-        b_count = tl.load(p_counts + o_count, mask=known, other=0)
-        b_length = tl.load(p_lengths + o_list // lists, mask=known, other=0)
-        b_length = tl.maximum(tl.minimum(b_length, capacity), 0).to(tl.int32)
-        b_listed = listed_tokens(b_count, b_length, width, BLOCK_SIZE)
         # Several where a scored block is larger than a tile, so that no two programs meet in one.
         UNIT: tl.constexpr = SCORE_BLOCK // BLOCK_TOKENS if SCORE_BLOCK > BLOCK_TOKENS else 1
-        b_tiles = tl.where(known, tl.maximum(tl.cdiv(b_listed, BLOCK_TOKENS * UNIT), 1) + LIST_COST, 0)
+        o_list = tl.arange(0, BLOCK_LISTS)
+        b_count, b_length, b_listed, b_tiles = tiles_of_lists(
+            p_counts, p_lengths, count_batch, count_list, capacity, width, lists, all_lists,
+            BLOCK_SIZE, BLOCK_TOKENS * UNIT, BLOCK_LISTS, LIST_COST,
+        )  # fmt: skip
         if p_scores is not None:
-            b_score_row = tl.load(p_score_rows + o_list % lists, mask=known & (b_count < 0), other=-1)
+            b_score_row = tl.load(p_score_rows + o_list % lists, mask=(o_list < all_lists) & (b_count < 0), other=-1)
         b_end = tl.cumsum(b_tiles, 0)
         tiles = tl.sum(b_tiles, 0)
         workers = tl.minimum(tiles, SPLITS)
@@ -140,21 +188,14 @@ def sparse_decode_attention_kernel(
                 K_TOKEN, K_DIM, V_TOKEN, V_DIM, V_BLOCK,
                 BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, QUERIES, ROWS, SCORE_BLOCK,
             )  # fmt: skip
-            # Tile t belongs to the last program whose share begins at or before it.
-            i_first = ((begin + 1) * workers - 1) // tiles
-            parts = (end * workers - 1) // tiles - i_first + 1
-            if SPLITS > GROUP:
-                finish_part_in_groups(
-                    p_acc, p_top, p_total, p_counters + i_list, p_groups, p_out, p_lse, b_acc, b_top, b_total,
-                    i_list.to(tl.int64), i_program + i_list, i_first + i_list, parts, SPLITS + all_lists, i_row,
-                    ROWS, DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, GROUP,
-                )  # fmt: skip
-            else:
-                finish_part(
-                    p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_acc, b_top, b_total,
-                    i_list.to(tl.int64), i_program + i_list, i_first + i_list, parts, i_row, ROWS,
-                    DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, True,
-                )  # fmt: skip
+            i_first, parts = parts_of_list(begin, end, tiles, workers)
+            if until == last:
+                let_next_start(PDL)
+            finish_part(
+                p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_acc, b_top, b_total,
+                i_list.to(tl.int64), i_program + i_list, i_first + i_list, parts, i_row, ROWS,
+                DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
+            )  # fmt: skip
             i_tile = until
     else:
         i_batch = tl.program_id(2).to(tl.int64)
@@ -285,13 +326,10 @@ def sparse_decode_attention_gpu(
     row_tiles, padded = triton.cdiv(rows, launch.rows), max(16, triton.next_power_of_2(dim))
     alone = launch.splits == 1 and not launch.balanced
     slots = launch.splits + all_lists if launch.balanced else 0 if alone else launch.splits * all_lists
-    grouped = launch.balanced and launch.splits > launch.merge_group
-    partials = new_partials(2 * slots if grouped else slots, rows, dim, q.device)
-    counting = (all_lists + slots if grouped else all_lists) * row_tiles
-    counters = arrival_counters(counting, q.device) if launch.fused_merge and not alone else None
+    partials = new_partials(slots, rows, dim, q.device)
+    counters = arrival_counters(all_lists * row_tiles, q.device) if launch.fused_merge and not alone else None
     out, lse = empty_outputs(q)
-    at_once = launch.merge_group if grouped else launch.splits
-    merge_rows, merge_some = merge_tile(min(rows, launch.rows), at_once, padded, launch.num_warps)
+    merge_rows, merge_some = merge_tile(min(rows, launch.rows), launch.splits, padded, launch.num_warps)
     grid = (launch.splits * row_tiles,) if launch.balanced else (launch.splits * row_tiles, lists, batch)
     with torch.cuda.device_of(q):
         sparse_decode_attention_kernel[grid](
@@ -313,12 +351,21 @@ def sparse_decode_attention_gpu(
             QUERIES=queries, ROWS=rows, BLOCK_LISTS=triton.next_power_of_2(all_lists), SPLITS=launch.splits,
             BALANCED=launch.balanced,
             FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
-            GROUP=launch.merge_group, LIST_COST=launch.list_cost, SCORE_BLOCK=scored,
+            LIST_COST=launch.list_cost, SCORE_BLOCK=scored,
             UPCAST=needs_upcast(q),
             num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,
             **overlap_settings(True, q.device),
         )  # fmt: skip
-        if not launch.fused_merge and not alone:
+        if launch.balanced and not launch.fused_merge:
+            at_once = min(256, triton.next_power_of_2(launch.splits))
+            merge_shares_kernel[(all_lists, rows)](
+                *partials, counts, longest.contiguous(), out, lse, *counts.stride(), capacity, width, lists, all_lists,
+                BLOCK_SIZE=block_size, UNIT_TOKENS=max(launch.tokens, scored), SPLITS=launch.splits, ROWS=rows, DIM=dim,
+                BLOCK_LISTS=triton.next_power_of_2(all_lists), LIST_COST=launch.list_cost, BLOCK_DIM=padded,
+                MERGE_PARTS=at_once, num_warps=max(4, min(16, at_once * padded // 2048)),
+                **overlap_settings(True, q.device),
+            )  # fmt: skip
+        elif not launch.fused_merge and not alone:
             merge_partials(partials, launch.splits, out, lse)
     return out, lse
 

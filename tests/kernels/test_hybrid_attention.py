@@ -154,43 +154,47 @@ def check_merged(one: Case, launch: SparseLaunch, scored: bool = False) -> None:
 MANY = ([[EVERYTHING, 3], [0, 21], [1, EVERYTHING]], [600, 340, 0])
 FEW = ([[EVERYTHING, 3], [0, 11], [1, EVERYTHING]], [300, 170, 0])
 ALONE = ([[EVERYTHING]], [630])
-GROUPED = [
-    # Groups of 16 in more programs than tiles and in fewer, of 4 with several steps of the last merge, of 32; lists
-    # that cost nothing to change, and so much that some shares hold nothing else.
-    (SparseLaunch(16, 16, 4, 2, 100, balanced=True, merge_group=16), True, FEW),
-    (SparseLaunch(16, 16, 4, 2, 32, balanced=True, merge_group=16, list_cost=0), False, FEW),
-    (SparseLaunch(16, 16, 4, 2, 24, balanced=True, merge_group=4), True, FEW),
-    (SparseLaunch(16, 16, 8, 2, 64, balanced=True, merge_group=32, list_cost=9), True, MANY),
-    (SparseLaunch(16, 16, 4, 2, 45, balanced=True, merge_group=8, list_cost=40), True, FEW),
+PARTS = [
+    # More programs than tiles and fewer, several steps of a merge; lists that cost nothing to change, and so much that
+    # some shares hold nothing else.
+    (SparseLaunch(16, 16, 4, 2, 100, balanced=True), True, FEW),
+    (SparseLaunch(16, 16, 4, 2, 32, balanced=True, list_cost=0), False, FEW),
+    (SparseLaunch(16, 16, 8, 2, 64, balanced=True, list_cost=9), True, MANY),
+    (SparseLaunch(16, 16, 4, 2, 45, balanced=True, list_cost=40), True, FEW),
 ]
 
 
-@pytest.mark.parametrize(("launch", "scored", "lists"), GROUPED, ids=lambda given: str(given)[:40])
-def test_lists_of_many_and_of_few_parts(rng: Generator, launch: SparseLaunch, scored: bool, lists: Lists) -> None:
-    check_merged(case(rng, *lists, 2, 16, torch.float32), launch, scored)
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("launch", "scored", "lists"), PARTS, ids=lambda given: str(given)[:40])
+def test_lists_of_many_and_of_few_parts(
+    rng: Generator, launch: SparseLaunch, scored: bool, lists: Lists, fused: bool
+) -> None:
+    check_merged(case(rng, *lists, 2, 16, torch.float32), replace(launch, fused_merge=fused), scored)
 
 
-@pytest.mark.parametrize("splits", [16, 17, 18, 32, 33])
+@pytest.mark.parametrize("splits", [1, 31, 33])
 def test_one_list_of_any_number_of_parts(rng: Generator, splits: int) -> None:
-    """Around whole groups: the last group holds all, one or two parts."""
-    launch = SparseLaunch(16, 16, 4, 2, splits, balanced=True, merge_group=16)
+    """Around what one step of the merge holds."""
+    launch = SparseLaunch(16, 16, 4, 2, splits, balanced=True)
     check_merged(case(rng, *ALONE, 3, 32, torch.float16), launch)
+    check_merged(case(rng, *ALONE, 3, 32, torch.float16), replace(launch, fused_merge=False))
 
 
 @pytest.mark.parametrize(("group", "dim"), [(20, 16), (33, 200)])
 def test_more_rows_than_a_merge_holds(rng: Generator, group: int, dim: int) -> None:
     """Query heads of a list in several row tiles, and tiles of more rows than one step of the merge loads."""
     one = case(rng, [[EVERYTHING, 4]], [200], group, dim, torch.float32)
-    launch = SparseLaunch(16, 16, 4, 2, 14, balanced=True, merge_group=8)
+    launch = SparseLaunch(16, 16, 4, 2, 14, balanced=True)
     check_merged(one, launch)
-    check_merged(one, replace(launch, rows=32, merge_group=3))
+    check_merged(one, replace(launch, rows=32))
+    check_merged(one, replace(launch, fused_merge=False))
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the order of programs is chosen in the interpreter")
 def test_results_do_not_hang_on_who_comes_last(rng: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that run in reverse or shuffled leave the same bits."""
     one = case(rng, *FEW, 2, 16, torch.float32)
-    launch = SparseLaunch(16, 16, 4, 2, 30, balanced=True, merge_group=5)
+    launch = SparseLaunch(16, 16, 4, 2, 30, balanced=True)
     check_merged(one, launch, True)
     want, builder = run(one, launch, True), interpreter.interpreter_builder
     place = type(builder).set_grid_idx
@@ -202,17 +206,14 @@ def test_results_do_not_hang_on_who_comes_last(rng: Generator, monkeypatch: pyte
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="programs arrive in any order on a GPU alone")
 def test_two_runs_give_the_same_bits(rng: Generator) -> None:
     one = case(rng, *MANY, 4, 128, torch.bfloat16)
-    launch = SparseLaunch(16, 16, 4, 2, 200, balanced=True, merge_group=16)
+    launch = SparseLaunch(16, 16, 4, 2, 200, balanced=True)
     want = run(one, launch, True)
     for _ in range(50):
         same(run(one, launch, True), want)
 
 
-def test_groups_need_counters_and_two_parts(rng: Generator) -> None:
-    one = case(rng, *ALONE, 1, 16, torch.float32)
+def test_lists_need_counters_and_no_negative_cost() -> None:
     with pytest.raises(ValueError, match=f"{COUNTERS} arrival counters, {COUNTERS + 1} are needed"):
-        run(one, SparseLaunch(16, 16, 4, 2, COUNTERS - 1, balanced=True))
-    with pytest.raises(ValueError, match="merge_group = 1"):
-        SparseLaunch(16, 16, 4, 2, 4, balanced=True, merge_group=1)
+        arrival_counters(COUNTERS + 1, DEVICE)
     with pytest.raises(ValueError, match="list_cost = -1"):
         SparseLaunch(16, 16, 4, 2, 4, balanced=True, list_cost=-1)
