@@ -30,15 +30,15 @@ _ROUNDING = 1e-9
 
 KEPT_OUTPUTS = 32
 """Samples of a cell whose outputs are stored."""
-OP_SIZES = {"kernel": "full_heads", "offload": "hit_rate", "decode": "rows", "own_choices": "prompts"}
-"""By bench, the parameter of a record that is a size: it tells timings of one op or variant apart."""
+OP_SIZES = {"kernel": "full_heads kv_lengths", "offload": "hit_rate", "decode": "rows", "own_choices": "prompts"}
+"""By bench, the parameters of a record that are sizes: they tell timings of one op or variant apart."""
 OLDER_NAMES = {"label": "variant", "subject": "method"}
 """Fields of the schema version before the latest that have another name today."""
 
 
 def op_sizes(bench: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes beside context, batch and budget: of some kernels, rows of a pass, hit rate of selections."""
-    return {name: params[name] for name in (OP_SIZES.get(bench, ""),) if params.get(name) is not None}
+    return {name: params[name] for name in OP_SIZES.get(bench, "").split() if params.get(name) is not None}
 
 
 def op_sizes_text(bench: str, params: Mapping[str, Any]) -> str | None:

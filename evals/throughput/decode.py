@@ -35,13 +35,8 @@ class DecodeBench(Bench):
 
     def cells(self) -> list[SpeedCell]:
         """Return every cell, grid by grid, context by context: full first, then the variants."""
-        return [
-            cell
-            for grid in self.grids
-            for context in grid.contexts
-            for batch in grid.batches
-            for cell in self._cells(grid, context, batch)
-        ]
+        places = ((grid, context, batch) for grid in self.grids for context in grid.contexts for batch in grid.batches)
+        return [cell for place in places for cell in self._cells(*place)]
 
     def _cells(self, grid: Grid, context: int, batch: int) -> Iterator[SpeedCell]:
         full = self.steps_of(grid, FULL, context, batch)[0]

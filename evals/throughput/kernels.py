@@ -130,7 +130,7 @@ class KernelBench(Bench):
         return Size(
             config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size, config.intermediate_size,
             config.vocab_size, cell.context, cell.batch, cell.budget_tokens, self.device, self.dtype,
-            own.get("full_heads", 0), own.get("rows", 1), mask,
+            own.get("full_heads", 0), own.get("rows", 1), mask, own.get("kv_lengths") == "mixed",
         )  # fmt: skip
 
 
@@ -162,7 +162,8 @@ def _cells(grid: Grid, op: str) -> Iterator[SpeedCell]:
     contexts = grid.contexts if "contexts" in needs else (0,)
     budgets = grid.budgets if "budgets" in needs else (FULL_BUDGET,)
     extra: list[dict[str, Any]] = [{"rows": rows, "mask": grid.mask} for rows in grid.rows if op == ROWS_OP]
-    extra += [{"full_heads": heads} for heads in grid.full_heads if "full_heads" in needs]
+    mixed = {"kv_lengths": "mixed"} if grid.kv_lengths == "mixed" else {}
+    extra += [{"full_heads": heads} | mixed for heads in grid.full_heads if "full_heads" in needs]
     for context, batch, budget, params in product(contexts, grid.batches, budgets, extra or [{}]):
         # Rows of several widths are methods of their own in tables.
         name = f"{op}{params['rows']}{'_tree' * (grid.mask == 'tree')}" if op == ROWS_OP else op

@@ -39,7 +39,7 @@ OPS: Mapping[str, tuple[str, ...]] = {
 DECODED = ("decode", EQUAL_MEMORY)
 """Kinds that time variants of the run, all of them where a grid names none."""
 _TAKES = {
-    KERNELS: ("contexts", "budgets", "ops", "full_heads", "rows", "mask"),
+    KERNELS: ("contexts", "budgets", "ops", "full_heads", "kv_lengths", "rows", "mask"),
     "decode": ("contexts", "budgets", "variants", "steps"),
     "prefill": ("contexts",),
     "rows": ("contexts", "rows"),
@@ -73,6 +73,8 @@ class Grid(typed.Part):
         variants: what is timed beside Full; left out, every variant of the run.
         ops: kernels; left out, all that the given sizes suffice for.
         full_heads: KV heads of a hybrid layer that read everything, the others read lists.
+        kv_lengths: of hybrid layers, keys of a batch's rows: all ``equal`` to the context, or ``mixed``, spread evenly
+            from an eighth of the context to all of it.
         rows: tokens of a sequence in one call or forward pass.
         mask: of kernels with rows.
         steps: decode steps of a timed block.
@@ -91,6 +93,7 @@ class Grid(typed.Part):
     variants: typed.Names = ()
     ops: Annotated[tuple[Annotated[str, typed.known("op", lambda: OPS)], ...], typed.Distinct] = ()
     full_heads: Annotated[tuple[typed.Whole, ...], typed.Distinct] = ()
+    kv_lengths: Literal["equal", "mixed"] = "equal"
     rows: Annotated[tuple[Annotated[int, Field(strict=True, ge=2, le=4096)], ...], typed.Distinct] = ()
     mask: Literal["causal", "tree"] = "causal"
     rounds: typed.Rounds = 10
@@ -152,6 +155,8 @@ class Grid(typed.Part):
 
     @model_validator(mode="after")
     def _check(self) -> Grid:
+        if self.kv_lengths == "mixed" and (self.ops != ("hybrid_attention",) or min(self.batches) < 2):
+            raise typed.wrong("mixed takes hybrid_attention as the only op, and batches of 2 or more", "kv_lengths")
         if self.bench not in SHARED_JOBS and self.model in SHARED_JOBS:
             raise typed.wrong(f"a model cannot be named {self.model!r} here; a job has that name", "model")
         decoded = {"decode": self.steps, EQUAL_MEMORY: self.steps, OWN_CHOICES: self.forced_tokens}.get(self.bench, 0)

@@ -31,6 +31,7 @@ class Size:
     """Hold the sizes of an op: of the model's layer, then the op's own.
 
     ``context`` is 0 for ops that do not depend on it. ``mask`` ``[rows, rows]`` bool is a draft tree's; causal without.
+    ``mixed``: the rows of a batch have different lengths.
     """
 
     heads: int
@@ -47,6 +48,15 @@ class Size:
     full_heads: int = 0
     rows: int = 1
     mask: Tensor | None = None
+    mixed: bool = False
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return the keys of each row: the context, or whole pages spread evenly from an eighth of it to all."""
+        if not self.mixed:
+            return [self.context] * self.batch
+        eighths = torch.linspace(1, 8, self.batch, dtype=torch.float64)
+        return (eighths * self.context / 8 // PAGE * PAGE).long().tolist()
 
     def normal(self, *shape: int) -> Tensor:
         """Return random normal values in the size's dtype."""
@@ -138,22 +148,24 @@ def _attention(size: Size) -> Op:
 def _listed(size: Size, block: int) -> Op:
     """Attention over ``budget`` tokens per KV head, in blocks, indices given; ``full_heads`` heads read everything.
 
-    Those heads are spread over the layer. Peers of a hybrid layer read all heads whole, and are held against ours
-    where ours does.
+    Those heads are spread over the layer. A row of fewer blocks than the budget lists all that it has. Peers of a
+    hybrid layer read all heads whole, and are held against ours where ours does.
     """
     heads, count, picked = size.kv_heads, size.full_heads, _budget(size, block) // block
     full = [head for head in range(heads) if (head + 1) * count // heads > head * count // heads]
-    listed = size.batch * (heads - len(full))
+    stored = [-(-length // block) for length in size.lengths]
+    listed = (heads - len(full)) * sum(min(blocks, picked) for blocks in stored)
     token = 2 * size.head_dim * size.dtype.itemsize
-    read = size.batch * len(full) * size.context * token + listed * picked * (block * token + _INDEX_BYTES)
+    read = len(full) * sum(size.lengths) * token + listed * (block * token + _INDEX_BYTES)
 
     def draw() -> Inputs:
-        counts = size.whole(size.batch, heads, value=picked)
+        blocks = torch.tensor(stored, device=size.device)[:, None].repeat(1, heads)
+        order = torch.rand(size.batch, heads, max(stored), device=size.device)
+        # Blocks past a row's end come last in order of preference and of index: the row's count leaves them out.
+        order.masked_fill_(torch.arange(max(stored), device=size.device) >= blocks[..., None], -1.0)
+        indices, counts = order.topk(picked, dim=-1).indices.sort(dim=-1).values, blocks.clamp(max=picked)
         counts[:, full] = EVERYTHING
-        chosen = (
-            torch.rand(size.batch, heads, -(-size.context // block), device=size.device).topk(picked, dim=-1).indices
-        )
-        return _cache(size) | {"indices": chosen.sort(dim=-1).values, "counts": counts, "block": block}
+        return _cache(size) | {"indices": indices, "counts": counts, "block": block}
 
     def ours(x: Inputs) -> Tensor:
         return sparse_decode_attention(
@@ -215,15 +227,15 @@ def _projection(size: Size, name: str) -> Op:
 
 
 def _cache_bytes(size: Size) -> int:
-    """Return bytes of the keys and values of one layer."""
-    return 2 * size.batch * size.kv_heads * size.context * size.head_dim * size.dtype.itemsize
+    """Return bytes of the keys and values of one layer, of each row as many as it has."""
+    return 2 * size.kv_heads * sum(size.lengths) * size.head_dim * size.dtype.itemsize
 
 
 def _cache(size: Size) -> Inputs:
-    """Return one layer's queries, cache and lengths; every row is filled."""
+    """Return one layer's queries, cache and lengths."""
     stored = {name: size.normal(size.batch, size.kv_heads, size.context, size.head_dim) for name in ("k", "v")}
     query = size.normal(size.batch, size.heads, size.rows, size.head_dim)
-    return stored | {"q": query, "lengths": size.whole(size.batch, value=size.context)}
+    return stored | {"q": query, "lengths": torch.tensor(size.lengths, device=size.device)}
 
 
 def _budget(size: Size, block: int) -> int:

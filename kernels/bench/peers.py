@@ -28,8 +28,8 @@ def flash(size: Size, x: Inputs) -> Call:
 
     The query heads of a group are the rows of their KV head, which reads each key once whatever torch does with groups.
     """
-    if size.mask is not None:
-        raise NotImplementedError("torch's flash attention takes no tree mask")
+    if size.mask is not None or size.mixed:
+        raise NotImplementedError("torch's flash attention takes no tree mask and no lengths")
     if size.rows == 1:
         return _sdpa(SDPBackend.FLASH_ATTENTION, x | {"q": fold_group(x["q"], x["k"].shape[1])})
     from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo: 1.3 s
@@ -46,8 +46,8 @@ def flash_contiguous(size: Size, x: Inputs) -> Call:
 
 def cudnn(size: Size, x: Inputs) -> Call:
     """Set up SDPA through cuDNN and nothing else, which takes groups of query heads and masks as they are."""
-    if size.device.type != "cuda":
-        raise NotImplementedError("cuDNN needs a CUDA device")
+    if size.device.type != "cuda" or size.mixed:
+        raise NotImplementedError("cuDNN needs a CUDA device, and rows of one length in torch's call")
     mask = whole_mask(size) if size.rows > 1 else None
     return _sdpa(SDPBackend.CUDNN_ATTENTION, x, attn_mask=mask, enable_gqa=True)
 
@@ -107,9 +107,10 @@ def flashinfer_topk(size: Size, x: Inputs) -> Call:
 
 def flashinfer_dense(size: Size, x: Inputs) -> Call:
     """Set up paged decoding over every page of each row, layout ``[pages, page, Hkv, D]``, on tensor cores."""
-    pages = size.context // PAGE
-    indices = torch.arange(size.batch * pages, device=size.device, dtype=torch.int32)
-    wrapper = _decoder(size, pages, indices, PAGE, size.heads, size.kv_heads)
+    filled = torch.tensor(size.lengths, device=size.device) // PAGE
+    pages = torch.arange(size.context // PAGE, device=size.device) < filled[:, None]
+    indices = pages.flatten().nonzero().flatten().to(torch.int32)
+    wrapper = _decoder(size, filled, indices, PAGE, size.heads, size.kv_heads)
     return partial(wrapper.run, x["q"][:, :, 0].contiguous(), (_paged(x["k"]), _paged(x["v"])))
 
 
@@ -119,7 +120,7 @@ def flashinfer_sparse(size: Size, x: Inputs) -> Call:
     requests, blocks = size.batch * size.kv_heads, size.context // block
     first = torch.arange(requests, device=size.device)[:, None] * blocks
     indices = (x["indices"].view(requests, picked) + first).flatten().to(torch.int32)
-    wrapper = _decoder(size, picked, indices, block, group, 1)
+    wrapper = _decoder(size, size.whole(requests, value=picked), indices, block, group, 1)
     kv = tuple(x[name].view(requests * blocks, block, 1, size.head_dim) for name in ("k", "v"))
     return partial(wrapper.run, x["q"].view(requests, group, size.head_dim), kv)
 
@@ -140,11 +141,10 @@ def flashinfer_rows(size: Size, x: Inputs) -> Call:
     return lambda: wrapper.run(queries, kv).unflatten(0, (batch, -1)).transpose(1, 2).contiguous()
 
 
-def _decoder(size: Size, pages: int, indices: Tensor, page: int, heads: int, kv_heads: int) -> Any:
+def _decoder(size: Size, pages: Tensor, indices: Tensor, page: int, heads: int, kv_heads: int) -> Any:
     """Return a wrapper with its page table, planned once on the host so that its run can be captured."""
-    requests = len(indices) // pages
-    indptr = torch.arange(requests + 1, device=size.device, dtype=torch.int32) * pages
-    last = torch.full((requests,), page, device=size.device, dtype=torch.int32)
+    indptr = F.pad(pages.cumsum(0), (1, 0)).to(torch.int32)
+    last = torch.full_like(indptr[1:], page)
     wrapper = flashinfer().BatchDecodeWithPagedKVCacheWrapper(
         _workspace(size.device), "NHD", use_cuda_graph=True, use_tensor_cores=True,
         paged_kv_indptr_buffer=torch.empty_like(indptr), paged_kv_indices_buffer=torch.empty_like(indices),

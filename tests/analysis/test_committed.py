@@ -52,11 +52,6 @@ def test_a_lead_in_shared_blocks_holds_the_spread_of_texts_and_of_trainings(tmp_
     assert found.loc[("misses", "nosa"), "value"] == pytest.approx(64 * 0.055) and "hit_rate_worst" in found.index
 
 
-def test_overlaps_are_those_that_pages_showed() -> None:
-    layers = measured("h200", []).pipe(lambda table: table[table["measure"].str.startswith("layer_overlap")])
-    assert len(layers) == 16 and layers["value"].between(0, 100).all()
-
-
 def test_over_its_reference_a_step_has_the_ratio_of_the_speed_table() -> None:
     speed = pd.read_csv(RESULTS / "offload" / "speed.csv", low_memory=False)
     speed = speed[(speed["variant"] == "nosa_offload") & (speed["stage"] == "step")]

@@ -43,13 +43,10 @@ RUN = (sys.executable, "-m", "longdecode", "run", "run.yaml", "--cores", "2", "-
 _PATIENCE = 1000
 """Times what the job takes undisturbed: after so long it hangs."""
 CONFIG = {
-    "profile": "faults",
-    "device": "cpu",
-    "models": {"random": {"path": "checkpoint"}},
-    "methods": {"full": {}, "quest": {}},
-    "budgets": [0.25, 0.5],
+    "profile": "faults", "device": "cpu", "models": {"random": {"path": "checkpoint"}},
+    "methods": {"full": {}, "quest": {}}, "budgets": [0.25, 0.5],
     "suites": {"mini_recall": {"contexts": [512], "samples": 12, "batch": 1, "tasks": ["mini_recall_single"]}},
-}
+}  # fmt: skip
 """The campaign's configuration: a job of seconds."""
 
 

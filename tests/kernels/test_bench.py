@@ -56,10 +56,6 @@ def test_every_op_passes_its_gate_and_agrees_with_its_peers(op: str, size: Size)
             made.require_same(wrong, mine, size.dtype)
 
 
-def test_every_op_has_peers() -> None:
-    assert set(OPS) == set(PEERS) and all(PEERS.values())
-
-
 @pytest.mark.parametrize(
     ("op", "name", "wrong"),
     [
@@ -109,6 +105,9 @@ def test_bytes_by_hand() -> None:
     hybrid = make_op("hybrid_attention", size_of(704, budget=200, full_heads=1))  # 11 blocks, of which a list has 3
     assert hybrid.read_bytes == 2 * (704 * token + 3 * (192 * token + 3 * 8))
     assert hybrid.peer_bytes == 2 * 4 * 704 * token
+    mixed = make_op("hybrid_attention", size_of(1024, batch=3, budget=200, full_heads=1, mixed=True))
+    tokens, listed = 128 + 576 + 1024, 2 + 3 + 3  # the first row has two blocks
+    assert mixed.read_bytes == tokens * token + 3 * listed * (64 * token + 8) and mixed.peer_bytes == 4 * tokens * token
 
 
 def by_hand(x: Inputs, row: int, head: int, tokens: Tensor) -> Tensor:
@@ -118,17 +117,19 @@ def by_hand(x: Inputs, row: int, head: int, tokens: Tensor) -> Tensor:
     return (q @ keys.T / DIM**0.5).softmax(dim=-1) @ values
 
 
+@pytest.mark.parametrize("lengths", [(700, 700), (80, 688)])
 @pytest.mark.parametrize(("full_heads", "full"), [(0, set()), (1, {3}), (2, {1, 3}), (4, {0, 1, 2, 3})])
-def test_some_heads_read_everything_and_the_others_their_blocks(full_heads: int, full: set[int]) -> None:
-    op = make_op("hybrid_attention", size_of(700, budget=200, full_heads=full_heads))
+def test_some_heads_read_everything_and_the_others_their_blocks(full_heads: int, full: set[int], lengths: Any) -> None:
+    op = make_op("hybrid_attention", size_of(700, budget=200, full_heads=full_heads, mixed=lengths[0] < 700))
     x = op.draw()
     out = op.ours(x)
-    for row in range(2):
+    for row, length in enumerate(lengths):
         for head in range(HEADS):
             listed = x["indices"][row, head, : int(x["counts"][row, head])]
             tokens = (listed[:, None] * HYBRID_BLOCK + torch.arange(HYBRID_BLOCK)).flatten()
-            tokens = torch.arange(700) if head in full else tokens[tokens < 700]
-            assert len(tokens.unique()) == len(tokens) and (head in full or 128 < len(tokens) <= 192)
+            tokens = torch.arange(length) if head in full else tokens[tokens < length]
+            assert len(tokens.unique()) == len(tokens)
+            assert head in full or 0 <= min(length, 192) - len(tokens) < HYBRID_BLOCK
             mine = out[row, head * GROUP : (head + 1) * GROUP, 0].double()
             torch.testing.assert_close(mine, by_hand(x, row, head, tokens), rtol=1e-4, atol=1e-5)
 
@@ -245,6 +246,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("decode_attention", {}), ("sparse_decode_attention", {}), ("sparse_decode_attention_tokens", {}),
         ("topk_select", {}), ("hybrid_attention", {"full_heads": 4, "budget": 64}),
+        ("hybrid_attention", {"full_heads": 4, "budget": 64, "mixed": True}),
         ("decode_attention_rows", {"rows": 8}), ("decode_attention_rows", {"rows": 41, "mask": TREE}),
     ],
 )  # fmt: skip

@@ -76,6 +76,7 @@ def test_times_do_not_depend_on_where_data_lies() -> None:
         (KERNELS | {"model": "llama3-8"}, "model", "'llama3-8b'"),
         (KERNELS | {"budgets": [0]}, "budgets", "0;"),
         (KERNELS | {"ops": ["hybrid_attention"]}, "full_heads", "hybrid_attention is timed at its sizes"),
+        (KERNELS | {"full_heads": [1], "kv_lengths": "mixed"}, "kv_lengths", "hybrid_attention as the only op"),
         (KERNELS | {"steps": 3}, "steps", "is no key of bench kernels"),
         (KERNELS | {"rows": [1]}, "rows", "1"),
         (STEPS | {"variants": ["qest"]}, "variants", "'quest'"),
