@@ -126,7 +126,7 @@ def test_where_the_paper_s_own_task_ran_it_answers() -> None:
                                    "b_value": 31.8, "a_value": 33.4}])  # fmt: skip
     rows = claims_table({"lychee": LYCHEE}, Tables({"comparisons": found.assign(b_budget="4096")}), "papers-lychee")
     row = rows.set_index("claim").loc["LongBench over TidalDecode at 4,096 tokens, Qwen3"]
-    assert (row["verdict"], row["why"]) == ("reproduced", "1200 rows in all, TidalDecode's mean is 31.8.")
+    assert (row["verdict"], row["why"]) == ("reproduced", "1200 prompts in all, TidalDecode's mean is 31.8.")
 
 
 @pytest.mark.slow
