@@ -52,14 +52,6 @@ def test_a_lead_in_shared_blocks_holds_the_spread_of_texts_and_of_trainings(tmp_
     assert found.loc[("misses", "nosa"), "value"] == pytest.approx(64 * 0.055) and "hit_rate_worst" in found.index
 
 
-def test_over_its_reference_a_step_has_the_ratio_of_the_speed_table() -> None:
-    speed = pd.read_csv(RESULTS / "offload" / "speed.csv", low_memory=False)
-    speed = speed[(speed["variant"] == "nosa_offload") & (speed["stage"] == "step")]
-    found = measured("offload", [PairRequest(a=("nosa_offload",), b="full")])
-    ratios = found[found["measure"] == "times_as_fast"]["value"]
-    assert sorted(ratios) == pytest.approx(sorted(speed["ratio"]), rel=1e-5)
-
-
 def test_shares_of_a_trace_are_in_per_cent_and_layers_are_left_out(tmp_path: Path) -> None:
     given = {"model": "m", "variant": ["quest"] * 3, "measure": ["overlap_top", "effective_budget", "overlap_top"],
              "layer": [-1, -1, 3], "index": 7, "value": 0.5, "low": 0.4, "high": 0.6, "n": 8}  # fmt: skip

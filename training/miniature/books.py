@@ -16,9 +16,10 @@ def book_folder(source: str | Path | None) -> Path:
     """A local folder of ``*.txt`` books for ``source``.
 
     Args:
-        source: a configuration's ``data.pg19``: an existing folder, or the id of a hub dataset with a ``text`` column
-            (``emozilla/pg19`` is PG-19 in parquet, and what is read for its test split too, which tasks ask about); its
-            first 200 training books are then kept under the hub's cache folder.
+        source: a configuration's ``data.pg19``: an existing folder, or the id of a hub dataset with a column ``text``
+            (``emozilla/pg19`` is PG-19 in parquet, and what is read for its test split too, which tasks ask about) or
+            ``chapter`` (``kmfoda/booksum``); the first 200 rows of its training split are then kept under the hub's
+            cache folder.
 
     Raises:
         DataUnavailableError: nothing is named, or neither a folder with books nor a dataset that can be reached.
@@ -47,7 +48,7 @@ def _from_hub(dataset_id: str) -> Path:
 
         books = load_dataset(dataset_id, split="train", streaming=True)
         for index, book in enumerate(books.take(HUB_BOOKS)):
-            write_text(target / f"hub{index:04d}.txt", book["text"])
+            write_text(target / f"hub{index:04d}.txt", book.get("text") or book["chapter"])
     except Exception as error:
         raise DataUnavailableError(
             f"'{dataset_id}' is neither a local folder nor a hub dataset that can be read from here ({error});"

@@ -46,7 +46,7 @@ def train_roles(
     Args:
         folder: the checkpoint.
         dtype: of the frozen weights; left out, bfloat16 on CUDA and float32 elsewhere. Gates and losses are float32.
-        data: places of ``hotpotqa`` and ``pg19``, where the run needs them.
+        data: places of data sets by name; see ``sample_source``.
         minutes: wall time from now; where a few timed steps say that the run's do not fit, it has as many as do.
 
     Raises:

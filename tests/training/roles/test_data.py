@@ -18,6 +18,7 @@ from longdecode.engine.weights import load_decoder
 from longdecode.evals.training_spec import RoleTraining
 from longdecode.methods.registry import get_method
 from longdecode.training.miniature.tokenizer import byte_tokenizer
+from longdecode.training.roles.data import hotpotqa
 from longdecode.training.roles.data.batch import context_lengths
 from longdecode.training.roles.data.hotpotqa import FILE, HotpotQA, HotpotQuestion, read_hotpotqa, without_closed_book
 from longdecode.training.roles.data.miniature import MiniPasskey, MiniTwoHop
@@ -43,13 +44,8 @@ def rows(count: int) -> list[dict[str, Any]]:
         first = [[f"Other{i}{j}", [f"Distraction {i}.{j}. ", "More."]] for j in range(4)]
         gold = [[f"Gold{i}a", ["Fact one. ", "Fact two."]], [f"Gold{i}b", [f"It is Answer{i}."]]]
         last = [[f"Other{i}{j}", [f"Distraction {i}.{j}."]] for j in range(4, 8)]
-        asked = {
-            "_id": str(i),
-            "question": f"Which town is {i}?",
-            "answer": f"Answer{i}",
-            "context": first + gold + last,
-        }
-        found.append(asked | {"supporting_facts": [[f"Gold{i}a", 0], [f"Gold{i}b", 1]], "type": "bridge"})
+        asked = {"_id": str(i), "question": f"Which town is {i}?", "answer": f"Answer{i}", "type": "bridge"}
+        found.append(asked | {"context": first + gold + last, "supporting_facts": [[f"Gold{i}a", 0], [f"Gold{i}b", 1]]})
     return found
 
 
@@ -118,6 +114,16 @@ def test_hotpotqa_surrounds_gold_with_others(first_answer: bool, tokenizer: Text
     assert 800 <= len(sample.context) + int(first_answer) <= 900 and whole.count("Distraction") > 8
     with pytest.raises(UnsupportedCellError, match="context of 50 tokens"):
         HotpotQA(tokenizer, questions, first_answer).sample(random.Random(3), 50)
+
+
+def test_questions_of_longbench_are_left_out(hotpot_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "hotpotqa.jsonl").write_text(json.dumps({"input": " which town is 2? "}), encoding="utf-8")
+    questions = read_hotpotqa(hotpot_file)
+    assert hotpotqa.unasked(questions, tmp_path) == questions[:2] + questions[3:]
+    assert hotpotqa.unasked(questions, None) == questions
+    (tmp_path / "hotpotqa.jsonl").unlink()
+    with pytest.raises(DataUnavailableError):
+        hotpotqa.unasked(questions, tmp_path)
 
 
 def test_the_hub_gives_the_same_questions(hotpot_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,13 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.tokenizer import TextTokenizer
+from longdecode.evals.tasks.longbench import read_v1_rows
 from longdecode.methods.registry import get_method
 from longdecode.training.roles.data.batch import SampleSource, TargetSample
 
 FILE = "hotpot_dev_distractor_v1.json"
 FETCH = "`longdecode data fetch ruler`, which makes data/ruler/hotpotqa.json"
-CLOSED_BOOK_TOKENS = 20
-_CLOSED_BOOK_BATCH = 32
+CLOSED_BOOK_TOKENS, _CLOSED_BOOK_BATCH = 20, 32
 _MAX_QUESTIONS_MIXED = 10_000
 """Questions whose documents may fill one context: an end for a file whose documents are all gold."""
 
@@ -46,9 +47,8 @@ def read_hotpotqa(source: str | Path | None) -> list[HotpotQuestion]:
     """
     if not source:
         raise DataUnavailableError(f"the configuration's data.hotpotqa is not set; set it to the file of: {FETCH}")
-    path = Path(source).expanduser()
-    if path.is_dir():
-        path = path / FILE
+    place = Path(source).expanduser()
+    path = place / FILE if place.is_dir() else place
     if path.is_file():
         try:
             return [_question(row) for row in json.loads(path.read_text(encoding="utf-8"))]
@@ -56,7 +56,7 @@ def read_hotpotqa(source: str | Path | None) -> list[HotpotQuestion]:
             raise DataUnavailableError(
                 f"{path} is not in the format of {FILE}: {type(error).__name__}: {error}; fetch it with: {FETCH}"
             ) from error
-    if Path(source).expanduser().is_dir() or Path(source).is_absolute() or path.suffix == ".json":
+    if place.is_absolute() or path.suffix == ".json":
         raise DataUnavailableError(f"there is no {path}; fetch it with: {FETCH}")
     try:
         from datasets import load_dataset
@@ -67,6 +67,17 @@ def read_hotpotqa(source: str | Path | None) -> list[HotpotQuestion]:
         raise DataUnavailableError(
             f"'{source}' is neither a local file nor a hub dataset that can be read from here ({error}); fetch: {FETCH}"
         ) from error
+
+
+def unasked(questions: Sequence[HotpotQuestion], longbench: Path | None) -> list[HotpotQuestion]:
+    """Return the questions that LongBench's HotpotQA does not ask; all where the configuration names no LongBench.
+
+    Raises:
+        DataUnavailableError: LongBench's rows are not there; the message says how to fetch them.
+    """
+    rows = read_v1_rows(longbench, "hotpotqa", sys.maxsize) if longbench else []
+    asked = {row.text("input").strip().lower() for row in rows}
+    return [question for question in questions if question.question.strip().lower() not in asked]
 
 
 class HotpotQA(SampleSource):
@@ -156,12 +167,9 @@ def _question(row: dict[str, Any]) -> HotpotQuestion:
         context = zip(context["title"], context["sentences"], strict=True)
     gold_titles = {title for title, _ in facts}
     documents = [(str(title), "".join(sentences)) for title, sentences in context]
-    return HotpotQuestion(
-        str(row["question"]),
-        str(row["answer"]),
-        tuple(document for document in documents if document[0] in gold_titles),
-        tuple(document for document in documents if document[0] not in gold_titles),
-    )
+    gold = tuple(document for document in documents if document[0] in gold_titles)
+    others = tuple(document for document in documents if document[0] not in gold_titles)
+    return HotpotQuestion(str(row["question"]), str(row["answer"]), gold, others)
 
 
 def _passage(document: tuple[str, str]) -> str:

@@ -16,8 +16,7 @@ NATO = (
     "alfa bravo charlie delta echo foxtrot golf hotel india juliett kilo lima mike november oscar papa quebec romeo"
     " sierra tango uniform victor whiskey xray yankee zulu"
 ).split()
-DEPTHS = 1000
-DEPTH_LOW, DEPTH_HIGH = 0.05, 0.95
+DEPTHS, DEPTH_LOW, DEPTH_HIGH = 1000, 0.05, 0.95
 _ORDINALS = (
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth"
     " sixteenth"

@@ -11,7 +11,7 @@ from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.training_spec import RoleTraining
 from longdecode.training.miniature.books import book_folder
 from longdecode.training.roles.data.batch import SampleSource
-from longdecode.training.roles.data.hotpotqa import HotpotQA, read_hotpotqa, without_closed_book
+from longdecode.training.roles.data.hotpotqa import HotpotQA, read_hotpotqa, unasked, without_closed_book
 from longdecode.training.roles.data.miniature import MiniPasskey, MiniTwoHop
 from longdecode.training.roles.data.passkey import Passkey, book_haystack, generated_haystack
 
@@ -22,7 +22,8 @@ def sample_source(
     """Return the samples that a run trains on.
 
     Args:
-        data: the configuration's ``data``: ``hotpotqa`` and ``pg19`` (books for passkeys).
+        data: the configuration's ``data``: ``pg19`` (books for passkeys), ``hotpotqa``, and ``longbench``, whose
+            questions are left out of the latter.
 
     Raises:
         DataUnavailableError: the data is not here; the message says how to fetch it.
@@ -30,7 +31,7 @@ def sample_source(
     """
     first_answer = run.objective != "code"
     if run.data == "hotpotqa":
-        questions = read_hotpotqa(data.get("hotpotqa"))
+        questions = unasked(read_hotpotqa(data.get("hotpotqa")), data.get("longbench"))
         kept = without_closed_book(questions, decoder, tokenizer, run.steps * run.batch)
         return HotpotQA(tokenizer, kept, first_answer)
     if run.data == "passkey":
