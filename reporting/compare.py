@@ -83,17 +83,12 @@ def _sections(run: Run) -> Iterator[dict[str, Any]]:
         rows = [row for row in rows if row["context"] >= _SHORT] or rows
         if len(rows) > 1:
             yield {
-                "key": f"{run.name}|{model}",
-                "run": run.name,
-                "model": model,
-                "title": wording.model_title(model),
-                "columns": columns,
-                "questions": [question(suite) for suite, _ in columns],
+                "key": f"{run.name}|{model}", "run": run.name, "model": model, "title": wording.model_title(model),
+                "columns": columns, "questions": [question(suite) for suite, _ in columns],
                 "ranked": [pair in set(zip(run.ranked.suite, run.ranked.task, strict=True)) for pair in columns],
                 "units": [tradeoff.loss_unit(str(_pair(losses, pair).unit.iloc[0])) for pair in columns],
-                "batches": batches,
-                "rows": rows,
-            }
+                "batches": batches, "rows": rows,
+            }  # fmt: skip
 
 
 def _of(table: pd.DataFrame, model: str) -> pd.DataFrame:
@@ -128,6 +123,7 @@ def _rows(
         speeds = [timed.get((context, variant, _size(row), batch)) for batch in batches]
         lost = [cells.get((context, variant, budget, *pair)) for pair in columns]
         ranked = [ranks.get((context, variant, budget, *pair)) for pair in columns]
+        over = getattr(row, "heads_over_half", None)
         if variant == REFERENCE or any(speeds) or any(lost):
             yield {
                 "id": row_anchor(run.name, model, context, variant, budget), "title": run.title(variant),
@@ -136,6 +132,7 @@ def _rows(
                 "reads": getattr(row, "kv_tokens_read", None), "speeds": speeds, "lost": lost, "ranks": ranked,
                 "bytes": max((r.bytes_share for r in ranked if r), default=None),
                 "untuned": "" if wording.missing(said := getattr(row, "untuned", None)) else said,
+                "heads": "" if wording.missing(over) else f"{over:.0f}/{row.heads_wanted:.0f}",
             }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ TITLES: dict[str, Any] = read_yaml("titles.yaml")
 MINUS, TIMES = "\u2212", "\u00d7"
 DIGITS = {
     "points": 1, "percent": 1, "blocks": 1, "times": 2, "ms": 2, "share": 2, "minutes": 2,
-    "nats": 3, "nats/token": 3, "nats/byte": 3, "of Full's norm": 3, "tokens": 0,
+    "nats": 3, "nats/token": 3, "nats/byte": 3, "of Full's norm": 3, "tokens": 0, "heads": 0,
 }  # fmt: skip
 VERDICTS = {
     "within": ("\u2713", "within the margin"),

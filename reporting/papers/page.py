@@ -245,11 +245,13 @@ def curves(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figur
 def pairs(site: Site, paper: Declaration) -> dict[str, list[dict[str, str]]]:
     """Return the comparisons that the paper asks for beside those with Full, where intervals decide, by place.
 
-    A pair that is asked for both ways stands once, as it was first asked for.
+    A pair that is asked for both ways stands once, as it was first asked for. Where runs answer the paper's claims, the
+    pairs are theirs.
     """
     out: dict[str, list[dict[str, str]]] = {}
     told = set[tuple[Any, ...]]()
-    for run in site.runs:
+    own = {claim.run for claim in paper.claims} & {run.name for run in site.runs}
+    for run in (run for run in site.runs if not own or run.name in own):
         for request in paper.pairs if len(run.comparisons) else ():
             rows = run.comparisons[run.comparisons.a.isin(request.a) & (run.comparisons.b == request.b)]
             if rows.empty or (request.b == "full" and not request.b_model):
