@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,7 @@ def write_trust(site: Site) -> None:
         versions=in_order(run["versions"] for run in runs),
         holes=[hole for run in site.current for hole in _holes(run)],
         older=older,
+        tuned=[row for run in site.current for row in _tuned(run)],
     )
 
 
@@ -157,6 +158,21 @@ def _holes(run: Run) -> list[tuple[str, str, str, str, int]]:
     for (variant, said), part in groups(marked, ["variant", "untuned"]) if len(marked) else ():
         found.append((run.name, run.title(variant), "tuning", f"not as tuned: {said}", len(part)))
     return found
+
+
+def _tuned(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield what tuning took, a row a method: settings, prompts, seconds, its heads' training, first and best score."""
+    for path in sorted(run.folder.glob("tuning/*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for method, told in sorted(record["methods"].items()):
+            about = run.folder.resolve().parents[1] / Path(told["fixed"].get("roles", "none")).with_name("run.json")
+            scores = [100 * trial["value"] for trial in told["trials"] if trial["status"] == "ok"]
+            yield {
+                "run": run.name, "title": wording.method_title(method), "prompts": len(record["prompts"]),
+                "where": "prompt" if path.stem.endswith("-prompt") else "decoded", "seconds": told["seconds"],
+                "settings": len(told["trials"]), "first": scores[0], "best": max(scores),
+                "trained": json.loads(about.read_text(encoding="utf-8"))["seconds"] if about.is_file() else None,
+            }  # fmt: skip
 
 
 def _older(run: Run) -> dict[str, Any]:

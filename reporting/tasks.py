@@ -35,16 +35,9 @@ def write_tasks(site: Site) -> None:
         figures = [figure for run in runs if (figure := _along(site, page, run, suite))]
         texts = [(run, pair) for run in runs for pair in pairs(run, suite)][: PER_SUITE + 1]
         site.write(
-            page,
-            "task.html",
-            suite=suite,
-            words=_words(suite),
-            finding=_finding(runs, suite, site.passed),
-            grids=grids,
-            figures=figures,
-            texts=texts,
-            facts=_facts(runs, suite),
-        )
+            page, "task.html", suite=suite, words=_words(suite), finding=_finding(runs, suite, site.passed),
+            grids=grids, figures=figures, texts=texts, facts=_facts(runs, suite),
+        )  # fmt: skip
 
 
 def question(suite: str) -> str:
@@ -237,17 +230,10 @@ def write_methods(site: Site) -> None:
         card = wording.card(method)
         papers = [name for name, paper in site.papers.items() if paper.method == method]
         site.write(
-            Page(f"method-{method}"),
-            "method.html",
-            method=method,
-            card=card,
-            papers=papers,
-            holds=_holds(site, method),
-            speeds=_speeds(site, method),
-            texts=text_speeds(site, method),
-            gates=_gates(site, method),
-            ran=_ran(site, method),
-        )
+            Page(f"method-{method}"), "method.html", method=method, card=card, papers=papers,
+            holds=_holds(site, method), speeds=_speeds(site, method), texts=text_speeds(site, method),
+            gates=_gates(site, method), ran=_ran(site, method),
+        )  # fmt: skip
 
 
 def _holds(site: Site, method: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def test_a_method_s_smallest_budget_is_within(pages: dict[str, Parsed], committe
     rows = pages["method-quest"].all_rows
     start = rows.index(["Qwen2.5-Coder-1.5B-Q4, Quest, sum of scores; run qwen-budgets"])
     assert ["RULER", "16K", "4,096 tokens"] in [row[:3] for row in rows[start:]]
+
+
+def test_what_tuning_took_is_that_of_the_record(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
+    record = json.loads((committed["qwen"].folder / "tuning" / "qwen2.5-coder-1.5b.json").read_text())
+    mine, root = record["methods"]["lychee"], committed["qwen"].folder.parents[1]
+    seconds = json.loads((root / mine["fixed"]["roles"]).with_name("run.json").read_text())["seconds"]
+    row = next(row for row in pages["trust"].all_rows if row[:3] == ["LycheeDecode", "qwen", "decoded"])
+    counts, spent = (len(mine["trials"]), len(record["prompts"])), (mine["seconds"], seconds)
+    assert [*row[3:5], *row[7:]] == [*map(str, counts), *(f"{each:.0f}" for each in spent)]
 
 
 @pytest.mark.parametrize("name", ["index", "compare", "paper-lychee", "paper-nosa", "task-mini-longgen"])
