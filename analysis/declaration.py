@@ -29,9 +29,7 @@ _NUMBERS: Mapping[str, tuple[str, str, str, str]] = {
     "measures": ("value", "low", "high", "variant"),
 }
 """By table, the columns of number, bounds and variant."""
-_UNITS: Mapping[str, tuple[float, str]] = {
-    "scope_accuracy": (100.0, "points"), "median_us": (0.001, "ms"), "heads_over_half": (1.0, "heads"),
-}  # fmt: skip
+_UNITS = {"scope_accuracy": (100.0, "points"), "median_us": (0.001, "ms"), "heads_over_half": (1.0, "heads")}
 """By other columns that are asked for, their scale and unit."""
 _TEXT = (
     "a b b_budget b_model budget label method model op_sizes over over_setting params revision sampler setting suite "

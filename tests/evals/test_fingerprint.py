@@ -132,14 +132,11 @@ class Adder:
 @pytest.mark.parametrize(
     ("text", "same"),
     [
-        (REWORDED, True),
-        (REWORDED.replace("a + b", "b + a"), False),
-        (REWORDED.replace("{{}}", "{{ }}"), False),
-        (REWORDED.replace("SCALE = 2", "SCALE = 2.0"), False),
-        (REWORDED.replace("SCALE * (", "(SCALE * "), False),
+        (REWORDED, True), (REWORDED.replace("a + b", "b + a"), False), (REWORDED.replace("{{}}", "{{ }}"), False),
+        (REWORDED.replace("SCALE = 2", "SCALE = 2.0"), False), (REWORDED.replace("SCALE * (", "(SCALE * "), False),
         (REWORDED.replace("return (", "pass; return ("), False),
     ],
-)
+)  # fmt: skip
 def test_wording_and_layout_of_code_play_no_part(text: str, same: bool, tmp_path: Path) -> None:
     path = tmp_path / "code.py"
     path.write_text(CODE)

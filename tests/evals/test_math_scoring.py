@@ -167,12 +167,10 @@ def test_minerva_compares_numbers_and_drops_units(gold: str, answer: str, equal:
         ("1, 2, 2", "2, 1, 1", (1e-8,), False),
         ("1, 2", "1, 2, 3", (1e-8,), False),
         ("0.5, 0.9", "0.8, 0.6", (0.3, 0.05), False),  # 0.6 is the first one's, and 0.8 is not within 0.05 of 0.9
-        ("0.5, 0.9", "0.88, 0.6", (0.3, 0.05), True),
-        ("\\pm 2", "2, -2", (1e-8,), True),
-        ("\\frac{1}{3}", "0.3333", (1e-8,), False),
-        ("\\frac{1}{3}", "0.3333", (1e-3,), True),
+        ("0.5, 0.9", "0.88, 0.6", (0.3, 0.05), True), ("\\pm 2", "2, -2", (1e-8,), True),
+        ("\\frac{1}{3}", "0.3333", (1e-8,), False), ("\\frac{1}{3}", "0.3333", (1e-3,), True),
     ],
-)
+)  # fmt: skip
 def test_several_values_are_paired_off_within_their_tolerances(
     gold: str, answer: str, absolute: tuple[float, ...], equal: bool, checker: MathChecker
 ) -> None:

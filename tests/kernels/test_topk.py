@@ -16,11 +16,9 @@ from longdecode.kernels.topk_select.gpu import TopkLaunch, topk_select_gpu, topk
 
 WHOLE, WIDE, SIEVE = TopkLaunch(4, 1024), TopkLaunch(8, 512), TopkLaunch(4, 512, groups=512)
 WAYS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
-    "naive": naive.topk_select,
-    "whole": partial(topk_select_gpu, launch=WHOLE),
-    "wide": partial(topk_select_gpu, launch=WIDE),
-    "sieve": partial(topk_select_gpu, launch=SIEVE),
-}
+    "naive": naive.topk_select, "whole": partial(topk_select_gpu, launch=WHOLE),
+    "wide": partial(topk_select_gpu, launch=WIDE), "sieve": partial(topk_select_gpu, launch=SIEVE),
+}  # fmt: skip
 INTO: dict[str, Callable[..., None]] = {
     "naive": naive.topk_select_into,
     "whole": partial(topk_select_into_gpu, launch=TopkLaunch(4, 512)),

@@ -101,15 +101,13 @@ def test_a_method_of_another_name_is_refused(extra: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"colour": "red"}, "colour: Extra inputs"),
-        ({"kind": "dense"}, "kind: "),
+        ({"colour": "red"}, "colour: Extra inputs"), ({"kind": "dense"}, "kind: "),
         ({"name": "other"}, "named 'other', its folder 'extra'"),
-        ({"variants": {"speed=1": "fast"}}, "variant 'speed=1'"),
-        ({"limits": {}}, "limits.min_context_tokens"),
+        ({"variants": {"speed=1": "fast"}}, "variant 'speed=1'"), ({"limits": {}}, "limits.min_context_tokens"),
         ({"slack": {"tokens": -1, "why": ""}}, "slack.tokens"),
         ({"slack": {"tokens": 0, "why": "", "per_query_head": ["a=1"]}}, "no variant of this card"),
     ],
-)
+)  # fmt: skip
 def test_a_card_that_does_not_fit_is_refused(extra: Path, change: dict, message: str) -> None:
     path = extra / "extra" / "card.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))

@@ -73,29 +73,24 @@ def test_times_do_not_depend_on_where_data_lies() -> None:
     [
         (KERNELS | {"bench": "kernel"}, "bench", "'kernels'"),
         (KERNELS | {"ops": ["topk_selec"]}, "ops", "'topk_select'"),
-        (KERNELS | {"model": "llama3-8"}, "model", "'llama3-8b'"),
-        (KERNELS | {"budgets": [0]}, "budgets", "0;"),
+        (KERNELS | {"model": "llama3-8"}, "model", "'llama3-8b'"), (KERNELS | {"budgets": [0]}, "budgets", "0;"),
         (KERNELS | {"ops": ["hybrid_attention"]}, "full_heads", "hybrid_attention is timed at its sizes"),
         (KERNELS | {"full_heads": [1], "kv_lengths": "mixed"}, "kv_lengths", "hybrid_attention as the only op"),
-        (KERNELS | {"steps": 3}, "steps", "is no key of bench kernels"),
-        (KERNELS | {"rows": [1]}, "rows", "1"),
+        (KERNELS | {"steps": 3}, "steps", "is no key of bench kernels"), (KERNELS | {"rows": [1]}, "rows", "1"),
         (STEPS | {"variants": ["qest"]}, "variants", "'quest'"),
         (STEPS | {"model": "miniature"}, "model", "nearest valid name: 'mine'"),
-        (STEPS | {"model": "kernels"}, "model", "a job has that name"),
-        (STEPS | {"rounds": 1}, "rounds", "1"),
-        (STEPS | {"steps": 512}, "contexts", "512"),
-        (STEPS | {"contexts": None}, "contexts", "missing"),
+        (STEPS | {"model": "kernels"}, "model", "a job has that name"), (STEPS | {"rounds": 1}, "rounds", "1"),
+        (STEPS | {"steps": 512}, "contexts", "512"), (STEPS | {"contexts": None}, "contexts", "missing"),
         ({"bench": "rows", "model": "mine", "contexts": [512]}, "rows", "missing"),
         (EQUAL | {"hits": {"quets": [0.9]}}, "hits", "'quest'"),
         (EQUAL | {"hits": {"quest": [1.5]}}, "hits", "1.5"),
         (EQUAL | {"contexts": [4098]}, "contexts", "more than 4100"),
-        (EQUAL | {"budgets": None}, "budgets", "missing"),
-        (OWN | {"models": {"quest": "mine"}}, "models", "full"),
+        (EQUAL | {"budgets": None}, "budgets", "missing"), (OWN | {"models": {"quest": "mine"}}, "models", "full"),
         (OWN | {"models": {"full": "llama3-8b"}}, "model", "mine"),
         (OWN | {"models": {"full": "mine", "fat": "mine"}}, "variants", "fat"),
         (OWN | {"contexts": [96]}, "contexts", "tokens are needed"),
     ],
-)
+)  # fmt: skip
 def test_wrong_values_are_refused(grid: dict[str, Any], key: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(grid)

@@ -13,13 +13,9 @@ from longdecode.training.roles.gates.gate import FLOOR
 
 CHECK_VALUES = (
     # alpha, beta, mean before stretching, P(z != 0): shared notes on LycheeDecode, section 2.1.
-    (1.0, 1.0, 0.5000, 0.9167),
-    (2.0, 2.0, 0.5333, 0.9862),
-    (0.5, 0.5, 0.5333, 0.8434),
-    (0.3, 3.0, 0.0410, 0.1451),
-    (3.0, 0.3, 0.8927, 0.9998),
-    (0.5, 2.0, 0.1667, 0.5060),
-)
+    (1.0, 1.0, 0.5000, 0.9167), (2.0, 2.0, 0.5333, 0.9862), (0.5, 0.5, 0.5333, 0.8434), (0.3, 3.0, 0.0410, 0.1451),
+    (3.0, 0.3, 0.8927, 0.9998), (0.5, 2.0, 0.1667, 0.5060),
+)  # fmt: skip
 
 
 def kuma(alpha: list[float], beta: list[float]) -> HardKumaGates:

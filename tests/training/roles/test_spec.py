@@ -58,15 +58,13 @@ def test_a_recipe_brings_its_parts_and_an_entry_its_sizes() -> None:
         ({"model": "tinny"}, "unknown model 'tinny'; nearest valid name: 'tiny'"),
         ({"data": "passkeys"}, "nearest valid name: 'passkey'"),
         ({"data": "books"}, "unknown data of hardkuma 'books'"),
-        ({"contexts": [512, 256]}, "the shortest and the longest"),
-        ({"ratio": 1.5}, "less than or equal to 1"),
+        ({"contexts": [512, 256]}, "the shortest and the longest"), ({"ratio": 1.5}, "less than or equal to 1"),
         ({"heads": None}, r"training\.a\.heads: is missing"),
-        ({"data": "hotpotqa", "batch": 4}, "differ in length"),
-        ({"seeds": [1, 1]}, "twice"),
+        ({"data": "hotpotqa", "batch": 4}, "differ in length"), ({"seeds": [1, 1]}, "twice"),
         ({"recipe": "nosa"}, r"training\.a\.heads: is a setting of head roles; nosa has none"),
         ({"recipe": "nosa", "heads": None}, "a fork has one length"),
     ],
-)
+)  # fmt: skip
 def test_wrong_trainings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         read(a=ROLES | changes)
