@@ -74,19 +74,12 @@ def train_roles(
     roles = projected(scores, run.target_heads, run.first_role_layer)
     over = sum(value > 0.5 for row in scores for value in row)
     about = {
-        "name": run.name,
-        "kind": run.role_kind,
-        "data": run.data,
-        "seed": run.seed,
-        "objective": run.objective,
-        "settings": asdict(run) | {"gate_rate": run.gate_rate},
-        "model": run.model,
-        "model_hash": provenance.checkpoint_hash(folder),
-        **provenance.origin(device),
-        "dtype": str(dtype).removeprefix("torch."),
-        "seconds": round(time.perf_counter() - started, 1),
+        "name": run.name, "kind": run.role_kind, "data": run.data, "seed": run.seed, "objective": run.objective,
+        "settings": asdict(run) | {"gate_rate": run.gate_rate}, "read": list(source.read), "model": run.model,
+        "model_hash": provenance.checkpoint_hash(folder), **provenance.origin(device),
+        "dtype": str(dtype).removeprefix("torch."), "seconds": round(time.perf_counter() - started, 1),
         "heads": {"target": run.target_heads, "over_threshold": over, "stored": sum(map(sum, roles))},
-    }
+    }  # fmt: skip
     brief = {name: about[name] for name in ("name", "data", "seed", "objective", "model_hash", "revision", "heads")}
     file = RoleFile(
         model=run.model,

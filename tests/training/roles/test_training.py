@@ -63,6 +63,7 @@ def test_a_run_writes_its_artefacts(run: RoleTraining, byte_model: Path, tmp_pat
     assert tuple(gates[0]) == GATE_COLUMNS and len(gates) == 6 * 3 * 2
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert about["heads"]["stored"] == 4 and about["settings"]["steps"] == 6 and about["seed"] == 0
+    assert [text.split(",")[0] for text in about["read"]] == ["6 questions"] * (run.data == "hotpotqa")
 
 
 def scores(run: RoleTraining, folder: Path) -> torch.Tensor:

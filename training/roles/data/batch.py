@@ -35,6 +35,9 @@ class TargetBatch:
 class SampleSource(ABC):
     """Makes samples of a given length; the same random numbers make the same sample."""
 
+    read: Sequence[str] = ()
+    """Names of the books behind the samples, or a count and hash of the questions."""
+
     @abstractmethod
     def sample(self, rng: random.Random, context_tokens: int) -> TargetSample:
         """One sample of about ``context_tokens`` tokens, targets included."""

@@ -87,15 +87,16 @@ def generated_haystack(tokenizer: TextTokenizer) -> Haystack:
     return make
 
 
-def book_haystack(tokenizer: TextTokenizer, folder: Path, tokens_needed: int) -> Haystack:
-    """A stretch of the books ``*.txt`` below ``folder``, one behind the other; where it starts is drawn.
+def book_haystack(tokenizer: TextTokenizer, folder: Path, tokens_needed: int) -> tuple[Haystack, list[str]]:
+    """A stretch of the books ``*.txt`` below ``folder``, one behind the other, whose start is drawn; and their names.
 
     Raises:
         DataUnavailableError: the books are shorter than the longest context.
     """
-    ids = array("I")
+    ids, names = array("I"), list[str]()
     for book in sorted(folder.rglob("*.txt")):
         ids.extend(tokenizer.encode(book.read_text(encoding="utf-8", errors="replace")))
+        names.append(book.name)
         if len(ids) >= BOOK_TOKENS:
             break
     if len(ids) < tokens_needed:
@@ -105,7 +106,7 @@ def book_haystack(tokenizer: TextTokenizer, folder: Path, tokens_needed: int) ->
         start = rng.randint(0, len(ids) - tokens)
         return tuple(ids[start : start + tokens])
 
-    return make
+    return make, names
 
 
 def _depths(rng: random.Random, count: int) -> list[float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
+from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.training_spec import RoleTraining
 from longdecode.training.miniature.books import book_folder
 from longdecode.training.roles.data.batch import SampleSource
@@ -33,12 +34,16 @@ def sample_source(
     if run.data == "hotpotqa":
         questions = unasked(read_hotpotqa(data.get("hotpotqa")), data.get("longbench"))
         kept = without_closed_book(questions, decoder, tokenizer, run.steps * run.batch)
-        return HotpotQA(tokenizer, kept, first_answer)
+        source: SampleSource = HotpotQA(tokenizer, kept, first_answer)
+        source.read = [f"{len(kept)} questions, sha256 {hash_texts(asked.question for asked in kept)}"]
+        return source
     if run.data == "passkey":
         return Passkey(tokenizer, generated_haystack(tokenizer), run.questions, run.passkey_words)
     if run.data == "passkey_books":
-        hay = book_haystack(tokenizer, book_folder(data.get("pg19")), run.contexts[1])
-        return Passkey(tokenizer, hay, run.questions, run.passkey_words)
+        hay, books = book_haystack(tokenizer, book_folder(data.get("pg19")), run.contexts[1])
+        source = Passkey(tokenizer, hay, run.questions, run.passkey_words)
+        source.read = books
+        return source
     if not tokenizer.byte_level:
         raise UnsupportedCellError(
             f"run {run.name}: {run.data} needs a model whose tokens are bytes, which {run.model} is not; its data is "
