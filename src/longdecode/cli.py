@@ -318,7 +318,8 @@ def add_results(folder: Annotated[Path, typer.Argument(help="A folder of results
     from longdecode.reporting.runs import add_run
 
     target = Path("results", name_of(str(folder / "config.yaml")))
-    console.print(f"{target}: {add_run(folder, target)} files")
+    # Runs are ignored, so that one's own stay out of a commit; what the manifest lists is all that lies there.
+    console.print(f"{target}: {add_run(folder, target)} files; for a pull request: git add -f {target}")
 
 
 def _written(out: Path | None, force: bool, *choices: Any) -> Path:

@@ -38,8 +38,7 @@ def test_auto_follows_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_device("auto") == CUDA
     assert resolve_dtype("auto", CPU) == torch.float32
-    assert resolve_dtype("auto", CUDA) == torch.bfloat16
-    assert resolve_dtype("float16", CPU) == torch.float16
+    assert resolve_dtype("auto", CUDA) == torch.bfloat16 and resolve_dtype("float16", CPU) == torch.float16
 
 
 def test_unknown_devices_and_dtypes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
