@@ -19,8 +19,7 @@ from longdecode.engine.errors import ConfigError, unknown_name
 
 T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
-_REFUSED = "refused"
-_MOST_SHOWN = 400
+_REFUSED, _MOST_SHOWN = "refused", 400
 MOST_NODES = 200_000
 """Values of a file once its aliases are written out; the largest configuration has about 2,000."""
 

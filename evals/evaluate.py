@@ -132,8 +132,7 @@ class _Evaluation:
         built = {cell: self._attempt([cell], partial(self.variants[cell.variant].method_at, cell)) for cell in cells}
         methods = {cell: method for cell, method in built.items() if method is not None}
         dense = [method for method in methods.values() if method.prefills_densely]
-        prefill = partial(_prefilled, generator, task, requests, dense)
-        found, status, reason = attempt(prefill, self.job.device)
+        found, status, reason = attempt(partial(_prefilled, generator, task, requests, dense), self.job.device)
         if status and status != "oom":
             self._close(list(methods), status, reason)
             return
@@ -204,11 +203,9 @@ def _prefilled(
     generator: Generator, task: Task, requests: Sequence[Request], methods: Sequence[AttentionMethod]
 ) -> _Shared:
     """Prefill a batch for all methods that read a prompt densely; run Full first where the task compares with it."""
-    if not methods and not task.against_full:
-        return _Shared(requests)
-    prompt = generator.prefill(requests, methods)
     if not task.against_full:
-        return _Shared(requests, prompt)
+        return _Shared(requests, generator.prefill(requests, methods) if methods else None)
+    prompt = generator.prefill(requests, methods)
     full = full_run(generator, prompt)
     prompt = compared_prompt(prompt, full)
     return _Shared(prompt.requests, prompt, full)

@@ -58,8 +58,7 @@ def exact_texts(config: RunConfig, run: str, device: torch.device, tokens: int =
                 "sampler": sampler, "batch": batch, "tokens": tokens, "device": device_name(device),
                 "prompts": " ".join(map(str, LENGTHS[:batch])), "revision": provenance.revision()[:12],
             }  # fmt: skip
-            write = partial(_texts, job, variant, generator, requests[:batch])
-            mine, status, reason = attempt(write, device)
+            mine, status, reason = attempt(partial(_texts, job, variant, generator, requests[:batch]), device)
             if mine is None:
                 yield row | {"status": status, "reason": reason}
             elif mine:

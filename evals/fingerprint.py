@@ -103,8 +103,7 @@ def require_settings(run: RunConfig, path: Path, records: Iterable[Record]) -> N
 
 def _sample_counts(spec: SuiteSpec) -> Iterable[int]:
     """Return numbers of samples under which the first ones shared the same batches: those of whole fixed batches."""
-    whole = spec.samples % spec.batch == 0 and not spec.refill
-    return range(spec.batch, spec.samples, spec.batch) if whole else ()
+    return () if spec.refill or spec.samples % spec.batch else range(spec.batch, spec.samples, spec.batch)
 
 
 def hash_data(run: RunConfig, suite: str) -> str:

@@ -111,11 +111,9 @@ class Gate:
             return passed.model_copy(update={"status": status_of(error), "message": str(error)})
         return passed
 
-    def _once(
-        self, key: str, check: Callable[[str, Launches], GateOutcome], method: str, launches: Launches
-    ) -> GateOutcome:
+    def _once(self, key: str, check: Callable[..., GateOutcome], *given: Any) -> GateOutcome:
         if key not in self._known:
-            self._known[key] = check(method, launches)
+            self._known[key] = check(*given)
         return self._known[key]
 
     def _launches(self, method: str, launches: Launches) -> GateOutcome:

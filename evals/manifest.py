@@ -22,8 +22,7 @@ WEIGHTS = ".safetensors"
 """Of forks and draft heads: checked where they are there. Results are passed on without them, and a job that needs them
 makes them again."""
 SUFFIXES = frozenset((".parquet", ".csv", ".json", ".yaml", ".html", ".svg", ".css", ".js", WEIGHTS))
-_LOCK_SECONDS = 120.0
-_NOT_EVIDENCE = frozenset(("journal", "logs", "benchmarks"))
+_LOCK_SECONDS, _NOT_EVIDENCE = 120.0, frozenset(("journal", "logs", "benchmarks"))
 
 
 class ManifestError(LongDecodeError):
@@ -39,8 +38,7 @@ def seal(root: Path, files: Iterable[Path]) -> None:
     """
     fresh = {os.path.relpath(path, root): sha256(path) for path in files}
     root.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(root / f".{NAME}.lock")
-    lock.acquire("entering files in the manifest", _LOCK_SECONDS)
+    (lock := FileLock(root / f".{NAME}.lock")).acquire("entering files in the manifest", _LOCK_SECONDS)
     try:
         _write(root, read(root) | fresh)
     finally:
@@ -91,8 +89,7 @@ def require(root: Path, files: Iterable[Path] | None = None) -> None:
 
 def rewrite(root: Path) -> int:
     """Write a folder's manifest anew from the evidence in it, and return the number of entries."""
-    place = root.absolute()
-    results = place.parents[1] / "results" / place.name / NAME
+    results = (place := root.absolute()).parents[1] / "results" / place.name / NAME
     built_from = [results] if place.parent.name == "reports" and results.is_file() else []
     _write(root, {os.path.relpath(path, place): sha256(path) for path in (*evidence(place), *built_from)})
     return len(read(root))

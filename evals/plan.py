@@ -163,8 +163,7 @@ class Plan:
     @property
     def made(self) -> list[str]:
         """Files that rules of this run make and that its configuration names, and forks that another is to train."""
-        forks = (f"{path}/model.safetensors" for path in sorted(self._forks))
-        return [*self.role_files, *forks, *self.head_files]
+        return [*self.role_files, *(f"{path}/model.safetensors" for path in sorted(self._forks)), *self.head_files]
 
     @cached_property
     def _forks(self) -> frozenset[str]:
@@ -322,8 +321,7 @@ class Plan:
         """
         if self.cores is None:
             return CLUSTER_THREADS, CLUSTER_THREADS
-        processors = _processors()
-        threads = max(1, self.cores // processors)
+        threads = max(1, self.cores // (processors := _processors()))
         return threads, max(1, threads * processors // self.cores)
 
     @property

@@ -135,8 +135,7 @@ def _absent(path: str) -> str | None:
 
     Of folders with as many parts, up to three, the nearest is named.
     """
-    here = Path(path).expanduser()
-    depth = len(here.parts)
+    depth = len((here := Path(path).expanduser()).parts)
     if built_model(path) or here.exists() or here.is_symlink() or depth > 3:
         return None
     if depth == 1:

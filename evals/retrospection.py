@@ -96,8 +96,7 @@ def measure_retrospection(config: RunConfig, model: str, output: Path) -> None:
                 built = {variant: job.build(variant, budget.tokens(context)) for variant in spec.variants}
                 for *what, values in measured(job.decoder, prompt, tokens, built):
                     cell = (model, task.name, context, budget.text, *what)
-                    rng = generator("retrospection", *cell)
-                    mean = bootstrap_interval([values.cpu().numpy()], spread, rng)
+                    mean = bootstrap_interval([values.cpu().numpy()], spread, generator("retrospection", *cell))
                     made = (provenance.revision(), device_name(target))
                     rows.append((*cell, mean.value, mean.low, mean.high, len(values), *made))
     write_table(output, pd.DataFrame(rows, columns=list(COLUMNS)))
@@ -179,8 +178,7 @@ def record(decoder: Decoder, prompt: Prompt, method: AttentionMethod, tokens: Te
             for back in range(min(out.shape[2], step + 1)):
                 last[layer, :, :, step - back] = out[:, :, -1 - back]
     keys, values = (part.float() for part in state.dense.window(starts, steps))
-    states = {"key": keys, "value": values, "output": first, "output_final": last}
-    return ForcedDecode(states, torch.stack(losses))
+    return ForcedDecode({"key": keys, "value": values, "output": first, "output_final": last}, torch.stack(losses))
 
 
 @torch.no_grad()

@@ -39,9 +39,8 @@ class RunConfig(typed.Part):
     budgets: Budgets
     suites: Annotated[
         Mapping[Annotated[typed.Name, typed.known("suite", suite_names, SUITES.unknown)], specs.SuiteSpec],
-        Field(min_length=1),
-        AfterValidator(specs.under_protocols),
-    ]
+        Field(min_length=1), AfterValidator(specs.under_protocols),
+    ]  # fmt: skip
     device: Annotated[str, Field(strict=True, pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: typed.Whole = 0
@@ -151,11 +150,8 @@ class RunConfig(typed.Part):
         if specs.TUNING_SUITE in self.suites:
             raise typed.wrong("holds prompts that knobs are tuned on; its scores stand in no table", "suites.tuning")
         if any(map(self.suites_of, self.methods)) and all(s.method != REFERENCE_METHOD for s in self.methods.values()):
-            raise typed.wrong(
-                f"none of {', '.join(self.methods)} is {REFERENCE_METHOD!r}, the baseline of every difference; add "
-                f"`{REFERENCE_METHOD}: {{}}`",
-                "methods",
-            )
+            named, full = ", ".join(self.methods), REFERENCE_METHOD
+            raise typed.wrong(f"none of {named} is {full!r}, the baseline of all; add `{full}: {{}}`", "methods")
         self._refuse_colliding()
         return self
 
@@ -239,9 +235,7 @@ def record_files(run: RunConfig) -> list[RecordFile]:
     """Return every file of records that a run has."""
     return [
         RecordFile(model, variant, suite, context)
-        for model in run.models
-        for suite, spec in run.suites.items()
-        for variant in run.methods
+        for model, (suite, spec), variant in product(run.models, run.suites.items(), run.methods)
         if suite in run.suites_of(variant)
         for context in (spec.contexts if run.jobs != "suite" else (None,))
     ]

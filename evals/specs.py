@@ -30,12 +30,9 @@ TuningTask = Annotated[typed.Text, typed.known("tuning task", lambda: suite_task
 SamplerKey = Literal["temperature", "top_p", "min_p", "eta", "penalty", "penalty_window", "min_tokens"]
 _Questions = Annotated[tuple[Question, ...], typed.SOME]
 Protocols = Annotated[
-    _Questions,
-    typed.Distinct,
-    BeforeValidator(
-        lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=Question | _Questions
-    ),
-]
+    _Questions, typed.Distinct,
+    BeforeValidator(lambda one: [one] if isinstance(one, str) else one, json_schema_input_type=Question | _Questions),
+]  # fmt: skip
 """One place of the question or several."""
 
 
@@ -131,8 +128,7 @@ class MethodSpec(typed.Part):
         try:
             get_rule(self.method)
             params_type = get_method(self.method).Params
-            for place, params in {f"{key}.params": self.params, **of_models}.items():
-                at = place
+            for at, params in {f"{key}.params": self.params, **of_models}.items():  # noqa: B007
                 build_params(self.method, params_type, params)
         except ConfigError as error:
             raise typed.wrong(str(error), at) from None

@@ -121,8 +121,7 @@ def wilson_interval(share: float, units: float, confidence: float) -> tuple[floa
     centre = (share + z2 / (2 * units)) / (1 + z2 / units)
     half = np.sqrt(share * (1 - share) * z2 / units + (z2 / (2 * units)) ** 2) / (1 + z2 / units)
     low = 0.0 if share == 0 else max(0.0, centre - half)
-    high = 1.0 if share == 1 else min(1.0, centre + half)
-    return float(low), float(high)
+    return float(low), float(1.0 if share == 1 else min(1.0, centre + half))
 
 
 def effective_units(groups: Groups) -> float:
@@ -142,8 +141,7 @@ def mean_interval(groups: Groups, bounded: bool, spread: Spread, rng: np.random.
         spread: coverage and draws.
         rng: draws them.
     """
-    off_edge = (sum(np.count_nonzero(group != edge) for group in groups) for edge in (0, 1))
-    if bounded and min(off_edge) < FEW_DIFFER:
+    if bounded and min(sum(np.count_nonzero(group != edge) for group in groups) for edge in (0, 1)) < FEW_DIFFER:
         value = float(mean_of_groups(*groups))
         return Interval(value, *wilson_interval(value, effective_units(groups), spread.confidence))
     return bootstrap_interval(groups, spread, rng)
@@ -208,8 +206,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Source: Holm 1979.
     """
     p = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(p, kind="stable")
-    adjusted = np.empty_like(p)
+    order, adjusted = np.argsort(p, kind="stable"), np.empty_like(p)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))), 1.0)
     return [float(value) for value in adjusted]
 

@@ -22,13 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longdecode.engine.disk import FileLock, writing
-from longdecode.evals.records import BaseRecord, Fingerprint, Key, Provenance, RecordSchemaError, Stored, load_record
+from longdecode.evals.records import BaseRecord, Fingerprint, Key, Provenance, R, RecordSchemaError, Stored, load_record
 
 FINAL_STATUSES = frozenset({"ok", "unsupported"})
 """Statuses that a resumed job keeps; the others may end better the next time."""
 _SCALARS: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
-_AS_JSON = ("params", "launch", "provenance")
-_CHECKSUM = b"checksum"
+_AS_JSON, _CHECKSUM = ("params", "launch", "provenance"), b"checksum"
 _ANSWER = ("variant", "label", "task", "context", "budget", "seed", "sample_index", "score", "output_text")
 """Columns of an answer; earlier records call the variant its label."""
 DIGITS = 6
@@ -44,7 +43,6 @@ class HasKey(Protocol):
 
 
 C = TypeVar("C", bound=HasKey)
-R = TypeVar("R", bound=BaseRecord)
 
 
 class Store(Generic[C, R]):

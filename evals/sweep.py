@@ -1,9 +1,10 @@
 """Plan runs before they start: jobs, GPU hours, memory a job, disk, downloads, and what is missing.
 
 A step takes a time for each layer and each byte that it reads; a prefill one for each operation of its weights, by
-tokens, and of its attention, by their square; a job its start, and the host's work on prompts and batches. Rates and
-lengths are those of ``config/papers/sizes.yaml``: a batch takes its longest answer, refilled rows the mean of all. A
-method is taken to read its budget and an eighth of the context, for choosing.
+tokens, and of its attention, by their square; a job its start, and the host's work on prompts and batches; a step of a
+training as much as some prefills and its layers; a gate and a timed cell the same for all. Rates and lengths are those
+of ``config/papers/sizes.yaml``: a batch takes its longest answer, refilled rows the mean of all. A method is taken to
+read its budget and an eighth of the context, for choosing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +26,14 @@ from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.budgets import Budget
 from longdecode.evals.config_values import read_yaml
+from longdecode.evals.fairness import tuned_variants
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import data_fault, faults
 from longdecode.evals.run_config import JobSize, RecordFile, RunConfig, record_files, sizes_of
 from longdecode.evals.tasks.registry import folder_of, get_task
-from longdecode.evals.throughput.spec import RAW_SHAPES, SHARED_JOBS
+from longdecode.evals.throughput.spec import RAW_SHAPES, SHARED_JOBS, WARMUP_BLOCKS
+from longdecode.evals.training_spec import ForkTraining
 from longdecode.methods.registry import get_method
 from longdecode.methods.speculative import Drafting
 
@@ -40,6 +44,7 @@ RECORD_BYTES, TOKEN_BYTES = 600, 3
 """Bytes of a stored sample without its output, and of each token of it (zstd; results/tiny and results/h200)."""
 JOB_SECONDS, LEAST_JOB_SECONDS = 90.0, 10.0
 """Loading a checkpoint of 8B, its gate and the first kernels, a job; smaller ones take their share, but not less."""
+PARTS = ("starts", "scores", "gates", "times", "training", "tuning")
 NEW_TOKENS = 64
 """Tokens that a sample of a suite generates where the sizes do not say: those of generated look-ups."""
 RUNTIME_GB = 1.0
@@ -57,10 +62,13 @@ TIMES = SIZES["times"]
 
 @dataclass(slots=True)
 class Cost:
-    """Totals of a run; ``memory_bytes`` is of the largest job."""
+    """Totals of a run; ``memory_bytes`` is of the largest job.
+
+    ``seconds`` are a GPU's by part; of tuning what ``--target tune`` would take for models without a record of it.
+    """
 
     jobs: int = 0
-    gpu_hours: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     memory_bytes: float = 0.0
     records_bytes: float = 0.0
     downloads: dict[str, float] = field(default_factory=dict)
@@ -134,28 +142,32 @@ def folder_here(path: str) -> Path:
 
 
 def cost_of(run: RunConfig) -> Cost:
-    """Add up the jobs of a run's samples and texts; throughput tests count by their own times."""
+    """Add up the jobs of a run; overlaps, traces and single kernels are priced by their starts alone."""
     plan, cost = Plan(run, Path()), Cost()
     scored = (_samples_cost(run, file) for file in plan.record_files)
     for seconds, stored in (*scored, *(_texts_cost(run, text) for text in run.generation.runs.values())):
-        cost.gpu_hours += seconds / 3600
+        cost.seconds["scores"] += seconds
         cost.records_bytes += stored
-    heads = {path for model in run.models for path in plan.method_files(run.methods, model)} & set(plan.head_files)
-    trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
-    cost.jobs = 1 + sum(map(len, (_jobs(run), plan.speed_jobs, plan.generation, plan.forks))) + sum(trained.values())
+    made, trained = set(plan.head_files), list[Any]([*run.role_trainings.values(), *run.fork_trainings.values()])
+    headed = [model for model in run.models if made.intersection(plan.method_files(run.methods, model))]
+    cost.jobs = 1 + sum(len(jobs) for jobs in (_jobs(run), plan.speed_jobs, plan.generation, trained, headed))
     if places := list(places_of(run)):
         at, variants, beside, *row = max(places, key=lambda each: each[2] + each[0][-1] * each[3])
         cost.memory_bytes = beside + at[-1] * max(row_bytes(run, at, variants, *row).values())
-    sizes = filter(None, (size_of(model.path) for model in run.models.values()))
-    largest = max(sizes, default=Size(16.1e9, 0, 0, 0, 0))
-    hours = sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
-    cost.gpu_hours += cost.jobs * largest.start_seconds / 3600 + largest.weights / 16.1e9 * hours
-    for model in run.models.values():
-        size, here = size_of(model.path), folder_here(model.path).is_dir()
-        if size is None and model.path not in (f"{fork}/model" for fork in plan.forks.values()):
+    known = {name: size for name, model in run.models.items() if (size := size_of(model.path))}
+    largest = max(known.values(), default=Size(16.1e9, 0, 0, 0, 0))
+    untuned = [name for name in known if not Path(run.tuning.records.get(name, "")).is_file()]
+    cost.seconds |= {
+        "starts": cost.jobs * largest.start_seconds, "gates": len(run.methods) * TIMES["gate_seconds"],
+        "times": timed_seconds(run), "tuning": sum(tuning_seconds(run, name, known[name].layers) for name in untuned),
+        "training": sum(training_seconds(spec, known[spec.model]) for spec in trained if spec.model in known)
+        + sum(heads_seconds(name, known[name]) for name in headed if name in known),
+    }  # fmt: skip
+    for name, model in run.models.items():
+        if name not in known and model.path not in (f"{fork}/model" for fork in plan.forks.values()):
             cost.missing.append(f"the size of {model.path} is not known: hours and memory leave it out")
-        if size and not here:
-            cost.downloads[model.path] = SIZES["checkpoints"].get(model.path, {}).get("download", size.weights)
+        if name in known and not folder_here(model.path).is_dir():
+            cost.downloads[model.path] = SIZES["checkpoints"].get(model.path, {}).get("download", known[name].weights)
     cost.missing += faults(run, plan.made)
     for name, place in run.data.items():
         if place is not None and not data_fault(name, place) and not place.expanduser().exists():
@@ -166,6 +178,47 @@ def cost_of(run: RunConfig) -> Cost:
 def scoring_seconds(run: RunConfig) -> float:
     """Return the seconds of one GPU that scoring a run's samples takes, jobs' starts and times left out."""
     return sum(_samples_cost(run, file)[0] for file in Plan(run, Path()).record_files)
+
+
+def training_seconds(spec: Any, size: Size) -> float:
+    """Return the seconds of one training of head roles or a fork, from its start."""
+    fork = isinstance(spec, ForkTraining)
+    tokens, rows = (spec.length, spec.rows) if fork else (sum(spec.contexts) // 2, spec.batch)
+    filled = rows * prefill_seconds(tokens, size) * TIMES["fork_prefills" if fork else "role_prefills"]
+    return float(spec.steps * (TIMES["seconds_per_trained_layer"] * size.layers + filled))
+
+
+def heads_seconds(model: str, size: Size) -> float:
+    """Return the seconds of the training of a model's draft heads: TokenSwift's, by bytes and the recipe's tokens."""
+    recipe = read_yaml(REPOSITORY / "training" / "draft_heads" / "recipe.yaml")
+    paper, own = recipe["default"], recipe["models"].get(model, {})
+    share = math.prod(own.get(key, paper[key]) / paper[key] for key in ("steps", "sequences", "length"))
+    return float(3600 * TIMES["head_hours"] * share * size.weights / 16.1e9)
+
+
+def timed_seconds(run: RunConfig) -> float:
+    """Return the seconds in which a run's cells are prepared and timed, each step as long as one of Full."""
+    seconds = 0.0
+    for grid in run.throughput:
+        rows = (grid.sequences,) if grid.job in SHARED_JOBS else grid.batches
+        for (variant, model), context, batch in product(grid.timed_on.items(), grid.contexts, rows):
+            if size := size_of(run.models[model].path if model in run.models else model):
+                lists = len(grid.budgets) if variant in run.methods and run.methods[variant].takes_budget else 1
+                step = step_seconds(size.read_bytes + batch * context * size.kv_bytes, size.layers)
+                seconds += lists * (TIMES["cell_seconds"] + (2 * WARMUP_BLOCKS + 4 * grid.rounds) * grid.steps * step)
+    return seconds
+
+
+def tuning_seconds(run: RunConfig, model: str, layers: int) -> float:
+    """Return the seconds in which a model is tuned: of each method as many trials as its first grids have."""
+    from longdecode.evals.tuning import choices_of, swept
+
+    one, seconds = replace(run, models={model: run.models[model]}, jobs="suite"), 0.0
+    for spec in (run.methods[variant] for variant in tuned_variants(run).values()):
+        trials = min(run.tuning.settings, sum(len(values) for values in choices_of(spec.card, layers).values()))
+        tried = dict.fromkeys(map(str, range(trials)), replace(spec, suites=None, budgets=None))
+        seconds += scoring_seconds(swept(one, tried))
+    return seconds
 
 
 def _samples_cost(run: RunConfig, file: RecordFile) -> tuple[float, float]:
@@ -297,9 +350,9 @@ def planned(runs: Sequence[RunConfig]) -> Iterator[str]:
     yield f"hours of one {TIMES['device']}, by rates measured there, with one job at a time; jobs may run side by side"
     yield f"{'run':<24}{'jobs':>6}{'GPU hours':>12}{'GB a job':>14}{'disk GB':>14}{'download GB':>14}"
     costs = [cost_of(run) for run in runs]
-    yield from (_priced(run.profile, [cost]) for run, cost in zip(runs, costs, strict=True))
-    if len(runs) > 1:
-        yield _priced("all", costs)
+    for name, members in [*((run.profile, [cost]) for run, cost in zip(runs, costs, strict=True)), ("all", costs)]:
+        if name != "all" or len(runs) > 1:
+            yield from _priced(name, members)
     yield from dict.fromkeys(f"missing: {what}" for cost in costs for what in cost.missing)
     yield from (f"does not fit: {what}" for run in runs for what in (*too_large(run), *_too_long(run)))
     for path in sorted({model.path for run in runs for model in run.models.values()}):
@@ -316,12 +369,16 @@ def _too_long(run: RunConfig) -> Iterator[str]:
                 yield f"{label} reads {limit:,} tokens at most: no score at {over}"
 
 
-def _priced(name: str, costs: Sequence[Cost]) -> str:
-    """Return the line of a table; disk holds records and downloads, and what several runs download counts once."""
+def _priced(name: str, costs: Sequence[Cost]) -> Iterator[str]:
+    """Yield a table's line and its hours by part; disk holds records and downloads, which count once for all runs."""
     loaded = sum({what: size for cost in costs for what, size in cost.downloads.items()}.values())
     stored, memory = sum(cost.records_bytes for cost in costs), max(cost.memory_bytes for cost in costs)
-    line = f"{name:<24}{sum(cost.jobs for cost in costs):>6,}{sum(cost.gpu_hours for cost in costs):>12,.1f}"
-    return line + "".join(f"{cell / 1e9:>14,.1f}" for cell in (memory, stored + loaded, loaded))
+    hours = {part: sum(cost.seconds[part] for cost in costs) / 3600 for part in PARTS}
+    total = sum(hours.values()) - hours["tuning"]
+    line = f"{name:<24}{sum(cost.jobs for cost in costs):>6,}{total:>12,.1f}"
+    yield line + "".join(f"{cell / 1e9:>14,.1f}" for cell in (memory, stored + loaded, loaded))
+    parts = [f"{part} {spent:,.2f}" for part, spent in hours.items() if spent >= 0.005 and part != "tuning"]
+    yield f"  hours: {', '.join(parts)}" + f"; --target tune: {hours['tuning']:,.2f} more" * (hours["tuning"] >= 0.005)
 
 
 def cells_of(run: RunConfig) -> dict[str, float]:

@@ -36,11 +36,10 @@ BATCH = 16
 def choices_of(card: Card, num_layers: int) -> dict[str, list[Any]]:
     """Return the values that are tried first for each tuned knob of a method, knobs in the card's order."""
     return {
-        knob.name: list(range(knob.first_layer, num_layers, max(1, -(-(num_layers - knob.first_layer) // LAYERS))))
-        if knob.first_layer is not None
-        else list(knob.settings)
+        knob.name: list(knob.settings) if knob.first_layer is None
+        else list(range(knob.first_layer, num_layers, max(1, -(-(num_layers - knob.first_layer) // LAYERS))))
         for knob in card.tuned_knobs
-    }
+    }  # fmt: skip
 
 
 def wider(best: Any, tried: Sequence[Any], layers: range | None = None) -> list[float]:
@@ -66,6 +65,17 @@ def wider(best: Any, tried: Sequence[Any], layers: range | None = None) -> list[
     return []
 
 
+def swept(config: RunConfig, methods: Mapping[str, MethodSpec], tasks: Sequence[str] = ()) -> RunConfig:
+    """Return a configuration that scores variants on the tuning prompts; see ``sweep``."""
+    spec = config.tuning
+    tasks = tasks or spec.tasks or suite_tasks(TUNING_SUITE)
+    suites = {TUNING_SUITE: SuiteSpec(spec.contexts, spec.samples, min(spec.samples, BATCH), tuple(tasks))}
+    return replace(
+        config, profile=TUNING_SUITE, methods=dict(methods), budgets=(Budget(spec.budget),), seed=spec.seed,
+        suites=suites, tuning=TuningSpec(),
+    )  # fmt: skip
+
+
 def sweep(
     config: RunConfig, model: str, methods: Mapping[str, MethodSpec], tasks: Sequence[str] = ()
 ) -> dict[str, list[Record]]:
@@ -76,16 +86,9 @@ def sweep(
     Args:
         tasks: those that are asked; the configuration's, or all, where left out.
     """
-    spec = config.tuning
-    tasks = tasks or spec.tasks or suite_tasks(TUNING_SUITE)
-    suites = {TUNING_SUITE: SuiteSpec(spec.contexts, spec.samples, min(spec.samples, BATCH), tuple(tasks))}
-    run = replace(
-        config, profile=TUNING_SUITE, methods=dict(methods), budgets=(Budget(spec.budget),), seed=spec.seed,
-        suites=suites, tuning=TuningSpec(),
-    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         outputs = {variant: Path(folder) / f"{variant}.parquet" for variant in methods}
-        evaluate_suite(run, model, TUNING_SUITE, outputs, gated=False)
+        evaluate_suite(swept(config, methods, tasks), model, TUNING_SUITE, outputs, gated=False)
         return {variant: read_records(path, Record) for variant, path in outputs.items()}
 
 

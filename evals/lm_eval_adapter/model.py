@@ -75,8 +75,7 @@ def batches(lengths: Sequence[int], kinds: Sequence[Any], size: int) -> Iterator
     """Yield indices of requests, longest first, at most ``size`` at once and never two kinds in one batch."""
     for kind in dict.fromkeys(kinds):
         members = sorted((i for i, other in enumerate(kinds) if other == kind), key=lambda i: -lengths[i])
-        for start in range(0, len(members), size):
-            yield members[start : start + size]
+        yield from (members[start : start + size] for start in range(0, len(members), size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +137,7 @@ class LongDecodeLM(TemplateLM):
         own = {item.name: given.pop(item.name) for item in fields(Options) if item.name in given}
         self.options = options = read(Options, {"pretrained": pretrained} | own, "model_args")
         method = get_method(options.method)
-        knobs = [item.name for item in (*fields(Options), *fields(method.Params))]
-        refuse_unknown("model_args", "option", given, knobs)
+        refuse_unknown("model_args", "option", given, [one.name for one in (*fields(Options), *fields(method.Params))])
         self.batch_size = options.batch_size
         folder = resolve_checkpoint(options.pretrained, options.revision)
         self._device = resolve_device(options.device or "auto")
@@ -158,14 +156,12 @@ class LongDecodeLM(TemplateLM):
             "params": given, "model_hash": provenance.checkpoint_hash(folder), "device": str(self._device),
             "code_hash": code_hash([__name__], [options.method]), "dtype": str(self.decoder.dtype),
         }  # fmt: skip
-        self._steps = 0
-        self._read_tokens = 0.0
+        self._steps, self._read_tokens = 0, 0.0
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> LongDecodeLM:
         """From model_args and what lm-eval adds (device, batch size); model_args win."""
-        added = {name: value for name, value in (additional_config or {}).items() if value is not None}
-        return cls(**added | arg_dict)
+        return cls(**{name: value for name, value in (additional_config or {}).items() if value is not None} | arg_dict)
 
     @property
     def eot_token_id(self) -> int:
@@ -194,8 +190,7 @@ class LongDecodeLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Token ids, with the tokenizer's first tokens unless they are there already or not wanted."""
         ids, first = self.text.encode(string), self.text.first_ids
-        begun = add_special_tokens is False or ids[: len(first)] == first
-        return list(ids if begun else first + ids)
+        return list(ids if add_special_tokens is False or ids[: len(first)] == first else first + ids)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation in the checkpoint's chat template; see ``TextTokenizer.conversation``."""
@@ -232,8 +227,7 @@ class LongDecodeLM(TemplateLM):
         for i, completion in self._run(made, [Sampling()] * len(requests), "loglikelihood", disable_tqdm):
             text, _, continuation = requests[i]
             if scored := len(continuation):
-                logprobs, greedy = completion.forced_logprobs[-scored:], completion.forced_greedy[-scored:]
-                answers[i] = (sum(logprobs), all(greedy))
+                answers[i] = (sum(completion.forced_logprobs[-scored:]), all(completion.forced_greedy[-scored:]))
             if text != ("", ""):
                 self.cache_hook.add_partial("loglikelihood", text, answers[i])
         return answers
@@ -241,8 +235,7 @@ class LongDecodeLM(TemplateLM):
     def _continued(self, context: str | Sequence[int], asked: Generation, index: int) -> Request:
         """Return the request of a generation; the context's beginning is dropped where both do not fit."""
         tokens = asked.max_new_tokens
-        ids = self.tok_encode(context) if isinstance(context, str) else context
-        own = ids or [self.prefix_token_id]
+        own = (self.tok_encode(context) if isinstance(context, str) else context) or [self.prefix_token_id]
         prompt, forced = self._split(own, self.max_length - tokens, f"{tokens} tokens to generate")
         stops = {token for text in asked.until if (token := self.text.sole_token(text)) is not None}
         noise = int.from_bytes(hashlib.sha256(f"{self.options.seed}/{index}".encode()).digest()[:4], "big")
@@ -270,8 +263,7 @@ class LongDecodeLM(TemplateLM):
         with tqdm(total=len(requests), desc=name, disable=disable_tqdm) as bar:
             for batch in batches(lengths, samplings, self.batch_size):
                 generator = Generator(self.decoder, samplings[batch[0]])
-                completions = generator.run([requests[i] for i in batch], self.method)
-                for i, completion in zip(batch, completions, strict=True):
+                for i, completion in zip(batch, generator.run([requests[i] for i in batch], self.method), strict=True):
                     self._steps += completion.decode_steps
                     self._read_tokens += completion.read_tokens_mean * completion.decode_steps
                     yield i, completion

@@ -41,9 +41,8 @@ DECODED = ("decode", EQUAL_MEMORY)
 _TAKES = {
     KERNELS: ("contexts", "budgets", "ops", "full_heads", "kv_lengths", "rows", "mask"),
     "decode": ("contexts", "budgets", "variants", "steps"),
-    "prefill": ("contexts",),
     "rows": ("contexts", "rows"),
-    "hf_full": ("contexts",),
+    **dict.fromkeys(("prefill", "hf_full"), ("contexts",)),
     EQUAL_MEMORY: ("contexts", "budgets", "variants", "steps", "sequences", "host_gib", "hits"),
     OWN_CHOICES: ("contexts", "budgets", "models", "steps", "sequences", "host_gib", "prompts"),
 }

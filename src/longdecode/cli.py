@@ -181,7 +181,7 @@ def run(
 def plan(
     profile: Annotated[str, typer.Argument(help="A configuration, a profile, or a folder of configurations.")] = "demo",
 ) -> None:
-    """Print jobs, GPU hours, memory a job, disk, downloads, what is missing or does not fit. Nothing runs."""
+    """Print jobs, GPU hours by part, memory a job, disk, downloads, what is missing or does not fit. Nothing runs."""
     from longdecode.evals.run_config import load_run_config
     from longdecode.evals.sweep import planned
     from longdecode.learned import refusals

@@ -21,8 +21,7 @@ LEAST_DISK_GB = 10
 
 def examined() -> Iterator[tuple[str, bool, str]]:
     """Yield what was looked at, whether it is as wanted, and what was found or what to do."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    yield "python", sys.version_info >= (3, 11), f"{version}; 3.11 or later is needed"
+    yield "python", sys.version_info >= (3, 11), f"{'.'.join(map(str, sys.version_info[:3]))}; 3.11 or later is needed"
     for title, names, advice in (("packages", NEEDED, ""), ("for runs", FOR_RUNS, "[bench,report]")):
         missing = ", ".join(name for name in names if not importlib.util.find_spec(name))
         yield title, not missing, f"missing: {missing}; pip install 'longdecode{advice}'" if missing else "all here"

@@ -26,8 +26,9 @@ from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import DATA_FOLDER, check, look, require_hub_id
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import write_text
-from longdecode.evals.sweep import RUNTIME_GB, SIZES, piece_bytes
+from longdecode.evals.sweep import RUNTIME_GB, heads_seconds, piece_bytes, size_of, training_seconds
 from longdecode.evals.tasks.registry import default_tasks, folder_of, get_suite, suite_names
+from longdecode.evals.training_spec import RoleTraining
 from longdecode.learned import LEARNED, own_file
 from longdecode.methods.registry import method_names
 from longdecode.training.roles.data.passkey import Passkey
@@ -128,24 +129,25 @@ class Starting:
         if name not in LEARNED:
             return {}
         (parameter, kind), config = LEARNED[name], self.config
-        if config is None or self.folder is None:
+        if config is None or self.folder is None or (size := size_of(str(self.folder))) is None:
             raise ConfigError(f"--methods {name}: {self.choices.model} is not built yet, and {parameter} are its own")
         if file := own_file(name, self.folder, config, self.profile):
             self.note(f"{name}: {parameter} of this checkpoint: {file}")
             return {"params": {parameter: str(file)}}
         if parameter == "roles":
             # An eighth of all heads and layer 0 as in LycheeDecode's paper, half of them as in DuoAttention's.
-            heads = config.num_layers * config.num_kv_heads // (8 if name == "lychee" else 2)
-            self.training[f"{name}_roles"] = {
-                "recipe": kind, "model": self.label, "heads": max(heads, config.num_kv_heads + 1),
-                "contexts": self._training_contexts(name, config.max_positions, self.folder), "data": "passkey",
-            }  # fmt: skip
+            each, part = config.num_kv_heads, 8 if name == "lychee" else 2
+            heads = max(config.num_layers * each // part, each + 1)
+            ends = self._training_contexts(name, config.max_positions, self.folder)
+            own = {"recipe": kind, "model": self.label, "heads": heads, "contexts": ends, "data": "passkey"}
+            self.training[f"{name}_roles"] = own
+            seconds = training_seconds(RoleTraining(name, self.label, heads, (ends[0], ends[-1])), size)
             made = f"results/{self.profile}/identification/{self.label}/{name}_roles/roles.json"
         else:
             self._place("pg19")
             made = f"results/{self.profile}/heads/{self.label}/{kind}/books/heads.json"
-        hours = SIZES["training_hours"][parameter]
-        self.note(f"first step: {parameter} of {self.label} for {name}, about {hours} GPU hours at 8B: {made}")
+            seconds = heads_seconds(self.label, size)
+        self.note(f"first step: {parameter} of {self.label} for {name}, about {seconds / 60:,.0f} GPU minutes: {made}")
         return {"params": {parameter: made}}
 
     def _training_contexts(self, name: str, limit: int, folder: Path) -> list[int]:
@@ -166,8 +168,7 @@ class Starting:
     def _add(self, name: str, suites: dict[str, Any]) -> None:
         """Add a suite under the protocol of its name, and where its data is."""
         own, question = folder_of(name)
-        sizes = {"contexts": self.contexts, "samples": self.choices.samples, "batch": self.batch}
-        spec = suites.setdefault(own, sizes)
+        spec = suites.setdefault(own, {"contexts": self.contexts, "samples": self.choices.samples, "batch": self.batch})
         if question:
             spec["question"] = [*spec.get("question", ()), question]
         for key in get_suite(name).data:

@@ -106,8 +106,7 @@ def test_a_printed_number_becomes_a_query() -> None:
         values={"method, head": {"nosa, dma": {"model": "fork"}}},
     )  # fmt: skip
     found = ours.query_of({"method": "nosa", "head": "dma", "budget": "1024"}, "vt")
-    assert found is not None
-    assert found.where == {"suite": "ruler", "budget": "1024", "task": "vt", "model": "fork"}
+    assert found is not None and found.where == {"suite": "ruler", "budget": "1024", "task": "vt", "model": "fork"}
     assert ours.query_of({"method": "nosa", "head": "other", "budget": "1024"}, "vt") is None
 
 

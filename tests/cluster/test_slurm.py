@@ -91,8 +91,7 @@ def test_tiny_on_slurm_has_the_rows_of_a_local_run(tmp_path: Path, slurm: Callab
                 killed_jobs += 1
             time.sleep(1)
     assert workflow.returncode == 0, log.read_text()[-3000:]
-    assert (killed_controllers, killed_jobs) == (2, 1)
-    assert (cluster / "reports" / "tiny" / "index.html").exists()
+    assert (killed_controllers, killed_jobs) == (2, 1) and (cluster / "reports" / "tiny" / "index.html").exists()
     theirs = Path(reference) if reference else local / "results" / "tiny"
     pd.testing.assert_frame_equal(table(cluster / "results" / "tiny", "summary.csv"), table(theirs, "summary.csv"))
 

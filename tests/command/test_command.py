@@ -369,7 +369,7 @@ def test_a_configuration_holds_what_fits_and_what_comes_first(place: Path, byte_
     longer = shutil.copytree(byte_checkpoint, place / "longer")
     (longer / "config.json").write_text((byte_checkpoint / "config.json").read_text().replace(" 1024", " 9000"))
     shown, own = said("init", "--model", longer, *asked), load_run_config("own.yaml")
-    assert "first step: roles of" in shown and "about 4 GPU hours" in shown
+    assert "first step: roles of" in shown and "about 1 GPU minutes" in shown
     assert own.data == {"ruler": Path("data/ruler"), "pg19": Path("hub")} and len(own.suites["ruler"].tasks) == 13
     assert f"{own.methods['duo'].params['roles']}".endswith("/duo_roles/roles.json")
     # Ten passkeys of 32 words in bytes, a quarter more, and behind the longest context the answers.

@@ -36,8 +36,7 @@ def test_auto_follows_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert resolve_device("auto") == CUDA
-    assert resolve_dtype("auto", CPU) == torch.float32
+    assert resolve_device("auto") == CUDA and resolve_dtype("auto", CPU) == torch.float32
     assert resolve_dtype("auto", CUDA) == torch.bfloat16 and resolve_dtype("float16", CPU) == torch.float16
 
 
@@ -52,8 +51,7 @@ def test_unknown_devices_and_dtypes_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_cpu_has_a_name_and_no_sm_clock() -> None:
-    assert device_name(CPU)
-    assert sm_clock_mhz(CPU) is None
+    assert device_name(CPU) and sm_clock_mhz(CPU) is None
 
 
 def test_a_timer_measures_milliseconds_of_a_block_that_ends_well() -> None:

@@ -82,8 +82,7 @@ def test_a_stop_token_ends_its_row_alone(decoder: Decoder, method: AttentionMeth
 
 def test_forced_tokens_do_not_stop(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
     completion = Generator(decoder).run([Request(random_ids(9, VOCAB), 0, (5, 5, 5), frozenset({5}))], method)[0]
-    assert len(completion.forced_logprobs) == 3
-    assert (completion.output_ids, completion.finish_reason) == ((), "length")
+    assert len(completion.forced_logprobs) == 3 and (completion.output_ids, completion.finish_reason) == ((), "length")
 
 
 def test_one_prompt_serves_many_runs(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:

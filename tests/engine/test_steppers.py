@@ -245,8 +245,7 @@ def test_a_rewrite_never_waits_for_the_host_and_writes_in_place(on_meta: Decoder
     owners = (run.sequences, run.state, run.state.cache)
     before = [(owner, name, value) for owner in owners for name, value in vars(owner).items() if torch.is_tensor(value)]
     run.rewrite(4)
-    assert len(before) > 16
-    assert all(getattr(owner, name) is value for owner, name, value in before)
+    assert len(before) > 16 and all(getattr(owner, name) is value for owner, name, value in before)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_p=0.9, min_p=0.01)])

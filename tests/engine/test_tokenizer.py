@@ -19,8 +19,7 @@ def test_the_byte_tokenizer_gives_bytes(byte_checkpoint: Path, seed: int) -> Non
     rng = random.Random(seed)
     text = "".join(rng.choices([chr(code) for code in (9, 10, *range(32, 127), 0xE9, 0x2014)], k=300))
     ids = tokenizer.encode(text)
-    assert bytes(ids) == text.encode()
-    assert tokenizer.decode(ids) == text and tokenizer.decode([*ids, 256]) == text
+    assert bytes(ids) == text.encode() and tokenizer.decode(ids) == text and tokenizer.decode([*ids, 256]) == text
 
 
 def test_a_word_tokenizer_is_not_byte_level_and_adds_nothing(tmp_path: Path) -> None:
@@ -29,8 +28,7 @@ def test_a_word_tokenizer_is_not_byte_level_and_adds_nothing(tmp_path: Path) -> 
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     loaded = load_tokenizer(tmp_path)
-    assert not loaded.byte_level
-    assert loaded.encode("a b a") == (1, 2, 1)
+    assert not loaded.byte_level and loaded.encode("a b a") == (1, 2, 1)
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -54,8 +54,7 @@ def test_subwords_fill_the_context(task: str, subwords: TextTokenizer) -> None:
     assert first.prompt != second.prompt
     for sample in (first, second):
         total = len(subwords.prompt_ids(sample.prompt)) + len(subwords.encode(sample.forced)) + sample.max_new_tokens
-        assert 4096 * 0.93 < total <= 4096
-        assert sample == get_task(task).samples(4096, 2, 0, subwords)[sample.index]
+        assert 4096 * 0.93 < total <= 4096 and sample == get_task(task).samples(4096, 2, 0, subwords)[sample.index]
     with pytest.raises(UnsupportedCellError):
         get_task(task).samples(64, 1, 0, subwords)
 
@@ -68,8 +67,7 @@ def test_bytes_after_a_first_token_fill_the_context(task: str) -> None:
     assert tokenizer.byte_level and tokenizer.first_ids == (300,)
     (sample,) = get_task(task).samples(4096, 1, 0, tokenizer)
     prompt = tokenizer.prompt_ids(sample.prompt)
-    assert prompt[0] == 300
-    assert 4096 * 0.93 < len(prompt) + len(sample.forced) + sample.max_new_tokens <= 4096
+    assert prompt[0] == 300 and 4096 * 0.93 < len(prompt) + len(sample.forced) + sample.max_new_tokens <= 4096
 
 
 def test_ninety_answers_in_words_fill_the_context_and_are_marked(subwords: TextTokenizer) -> None:

@@ -118,8 +118,7 @@ def test_mbpp_s_set_up_comes_after_the_program_and_imports_before_its_checks(tmp
         assert asked.names == ("half",) and "assert half(" in asked.prompt and "Halve it." in asked.prompt
         right = mark(asked, "```python\ndef half(n):\n    return n // 2\n```")
         wrong = mark(asked, "```python\ndef half(n):\n    return n / 3\n```")
-        assert right.passed and wrong.cause == "failed"
-        assert mark(asked, "It is n // 2.") == NO_PROGRAM
+        assert right.passed and wrong.cause == "failed" and mark(asked, "It is n // 2.") == NO_PROGRAM
     loop = run_checks(("while True: pass",), "", SandboxLimits(cpu_seconds=1, wall_seconds=1.2))
     assert (loop.passed, loop.cause, loop.tests_passed) == (False, "timeout", 0)
 
@@ -136,8 +135,7 @@ def test_a_program_is_found_in_any_fence_and_in_none(tmp_path: Path) -> None:
     quoted = code.replace("    return", '    """As\n    ```\n    half(4)\n    ```\n    """\n    return')
     assert code_blocks(f"```python\n{quoted}```\nDone.") == [quoted]
     start = time.perf_counter()
-    assert asked[1].program("def x\n\t\n" * 20_000 + "!" * 9) is None
-    assert time.perf_counter() - start < 2
+    assert asked[1].program("def x\n\t\n" * 20_000 + "!" * 9) is None and time.perf_counter() - start < 2
 
 
 def test_blocks_are_read_whole() -> None:

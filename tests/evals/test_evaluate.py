@@ -101,8 +101,7 @@ def test_cells_and_samples_come_in_order_and_complete(run: Run, gate: list[Any])
     assert len(gate) == 1
     # One prompt serves every budget; a cell has one fingerprint.
     assert len({(r.task, r.context, r.sample_index, r.prompt_sha256) for r in records}) == 12
-    assert len({r.prompt_sha256 for r in records}) == 12
-    assert len({r.provenance.fingerprint for r in records}) == 8
+    assert len({r.prompt_sha256 for r in records}) == 12 and len({r.provenance.fingerprint for r in records}) == 8
     assert all(r.output_sha256 == hash_output(r.output_ids) for r in records)
 
 
@@ -376,8 +375,7 @@ def test_a_killed_job_resumes_and_ends_with_the_same_records(
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
     killed = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert not output.exists()
-    assert journal_path(output).read_bytes().count(b"\n") == survive
+    assert not output.exists() and journal_path(output).read_bytes().count(b"\n") == survive
     sizes, resumed = count_prefills(monkeypatch), run("streaming", "mini_recall")
     assert list(map(comparable, resumed)) == list(map(comparable, uninterrupted))
     assert sum(sizes) <= 12 - survive // 2 * 3 // 2 + 2

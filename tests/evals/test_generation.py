@@ -168,8 +168,7 @@ def test_a_killed_job_goes_on(config_values: dict[str, Any], tmp_path: Path, mon
     jobs.write_texts(run, "short", cut)
     assert len(written) == 8 + 2
     told = [[(r.variant, r.task, r.output_ids, r.score) for r in read_records(path, Record)] for path in (cut, whole)]
-    assert told[0] == told[1]
-    assert {path.name for path in cut.parent.iterdir()} <= {"short.parquet", "short.jsonl.lock"}
+    assert told[0] == told[1] and {path.name for path in cut.parent.iterdir()} <= {"short.parquet", "short.jsonl.lock"}
 
 
 def test_lossless_is_lossless(config_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,10 +92,8 @@ def test_real_outputs_score_as_published(name: str, right: int, original: tuple[
         scope += scope_marks(output["pred"], golds)
         ours += marks_by_number(output["pred"], golds, 9 if name == "gsm8k" else 6)
         theirs += original_marks(output["pred"], golds)
-    assert round(100 * sum(scope) / len(scope), 4) == PUBLISHED[name]
-    assert len(scope) == len(ours) == 30 * len(outputs)
-    assert (sum(theirs), len(theirs)) == original
-    assert sum(mark is True for mark in ours) == right
+    assert round(100 * sum(scope) / len(scope), 4) == PUBLISHED[name] and len(scope) == len(ours) == 30 * len(outputs)
+    assert (sum(theirs), len(theirs)) == original and sum(mark is True for mark in ours) == right
 
 
 def test_answers_count_by_number_wherever_they_stand() -> None:

@@ -96,8 +96,7 @@ def test_every_gold_solution_is_marked_right(shared_data: Path) -> None:
             if answer is None or not task.is_right(problem, answer):
                 wrong.append((name, problem.gold, answer))
     counts = {"aime24": 30, "math500": 500, "aime25": 30, "minerva": 272}
-    assert {name: len(given) for name, given in answers.items()} == counts
-    assert not wrong
+    assert {name: len(given) for name, given in answers.items()} == counts and not wrong
 
 
 def test_olympiadbench_answers_written_otherwise_are_marked_right(shared_data: Path) -> None:

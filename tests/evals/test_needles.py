@@ -104,15 +104,13 @@ def test_published_passkeys_are_rebuilt_byte_for_byte(shared_data: Path) -> None
 def test_keys_stand_at_their_depth_in_a_context(name: str, context: int, tokenizer: TextTokenizer, seed: int) -> None:
     task, depth = get_task(name), int(name.rpartition("_")[2])
     many = task.samples(context, 3, seed, tokenizer)
-    assert task.samples(context, 2, seed, tokenizer) == many[:2]
-    assert len({sample.meta for sample in many}) == 3
+    assert task.samples(context, 2, seed, tokenizer) == many[:2] and len({sample.meta for sample in many}) == 3
     for sample in many:
         used = len(tokenizer.encode(sample.prompt)) + len(tokenizer.encode(sample.forced)) + sample.max_new_tokens
         assert context - len(FILLER) - 1 < used + 1 <= context + 1
         before, _, after = sample.prompt.partition(f"The pass key is {sample.meta}. Remember it.")
         lines = before.count(FILLER) + after.count(FILLER)
-        assert abs(before.count(FILLER) - lines * depth / 100) <= 0.5
-        assert sample.forced == QUESTION
+        assert abs(before.count(FILLER) - lines * depth / 100) <= 0.5 and sample.forced == QUESTION
 
 
 def test_the_first_number_is_the_answer(tokenizer: TextTokenizer) -> None:

@@ -51,8 +51,7 @@ def test_what_is_collected_names_device_dtype_and_versions() -> None:
         other = provenance.collect(settings=settings, code="c", model="m", data="d", **place | {"dtype": numbers})
         assert other.fingerprint is not None and other.fingerprint[1:] == found.fingerprint[1:]
         assert other.fingerprint.settings != found.fingerprint.settings
-    assert found.dtype == "bfloat16"
-    assert found.device and found.revision
+    assert found.dtype == "bfloat16" and found.device and found.revision
     assert found.versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 

@@ -65,8 +65,7 @@ def release(tmp_path: Path) -> Path:
 
 def test_problems_of_the_window_and_their_tests(release: Path) -> None:
     problems = read_problems(release, WINDOW)
-    assert [problem.question_id for problem in problems] == ["q2", "q3", "q4"]
-    assert len(read_problems(release)) == 6
+    assert [problem.question_id for problem in problems] == ["q2", "q3", "q4"] and len(read_problems(release)) == 6
     stdin = [CodeTest("1 2\n", "3\n"), CodeTest("2 2", "4")]
     assert [problem.tests() for problem in problems] == [stdin, stdin, [CodeTest("1\n[2]", "[3]")]]
     assert [len(problem.tests()) for problem in read_problems(release, WINDOW, public=True)] == [1, 1, 1]
@@ -145,8 +144,7 @@ def test_the_hub_gives_the_release_file_by_file(release: Path, monkeypatch: pyte
 
 def test_the_last_closed_block_is_the_program() -> None:
     assert extract_code("a\n```python\nfirst\n```\nthen\n```\nx = 1\ny\n```\nend") == "x = 1\ny"
-    assert extract_code("```python\ncut off") is None and extract_code("") is None
-    assert extract_code("```\n```") == ""
+    assert extract_code("```python\ncut off") is None and extract_code("") is None and extract_code("```\n```") == ""
 
 
 def test_outputs_are_equal_as_lines_or_numbers() -> None:

@@ -140,8 +140,7 @@ def test_the_frequent_words_are_the_three_after_the_dots(tokenizer: TextTokenize
     for sample in Ruler("fwe", {"ruler": None}).samples(3000, 2, seed, tokenizer):
         text = sample.prompt.partition("coded words. ")[2].partition("\nQuestion")[0]
         ranked = Counter(text.split()).most_common(5)
-        assert [word for word, _ in ranked[:4]] == ["...", *sample.meta]
-        assert ranked[3][1] > ranked[4][1]
+        assert [word for word, _ in ranked[:4]] == ["...", *sample.meta] and ranked[3][1] > ranked[4][1]
 
 
 @pytest.mark.parametrize(("kind", "gold"), [("qa_1", "0.0 "), ("qa_2", "Title 0 0\n")])

@@ -43,8 +43,7 @@ def test_a_file_is_read_as_written(tmp_path: Path, config_values: dict[str, Any]
     assert config.models["tiny"].path == config_values["models"]["tiny"]["path"]
     assert (config.methods["mine"].method, config.methods["mine"].params) == ("streaming", {"sinks": 2})
     assert [budget.text for budget in config.budgets_of("mine")] == ["0.5", "64"]
-    assert config.budgets_of("full") == (Budget(None),)
-    assert config.suites["mini_recall"].contexts == (256, 320)
+    assert config.budgets_of("full") == (Budget(None),) and config.suites["mini_recall"].contexts == (256, 320)
     assert config.suites["mini_book"].tasks == suite_tasks("mini_book")
     assert config.data == {"pg19": tmp_path}
     assert (config.instrument.full_min, config.instrument.streaming_budget) == (0.9, 0.15)

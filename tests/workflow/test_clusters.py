@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,12 +23,14 @@ from longdecode.engine.disk import FileLock
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import sweep
 from longdecode.evals.budgets import Budget
+from longdecode.evals.fairness import read_tuning
 from longdecode.evals.plan import CLUSTER_THREADS, Plan
 from longdecode.evals.run_config import build_run_config, granted, load_run_config
 from longdecode.evals.specs import MethodSpec
 from longdecode.evals.sweep import RUNTIME_GB, cost_of, kept_bytes, piece_bytes, prefill_seconds, size_of, step_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
+HEADS = {"llama2-7b": "NousResearch/Yarn-Llama-2-7b-128k", "qwen2.5-coder-1.5b-yarn": "qwen2.5-coder-1.5b-yarn"}
 
 
 @pytest.mark.parametrize("profile", ["slurm", "generic"])
@@ -134,6 +137,37 @@ def test_plans_are_what_the_able_model_s_jobs_took(tmp_path: Path, monkeypatch: 
     # A quarter of the rows more: keys and values of 28 layers, and what goes from layer to layer of a prefill.
     more = costs["full", 4096, "refill"][1] - costs["full", 4096, "static"][1]
     assert more == pytest.approx(16 * 4096 * (28 * 2 * 2 * 128 * 2 + 4 * 12 * 128))
+
+
+def test_trainings_gates_times_and_tuning_are_priced_by_what_they_took() -> None:
+    for name, unlike in (("qwen-roles", "hard_concrete0"), ("qwen-nosa", "")):  # its steps took half of its kin's
+        run, planned, taken = load_run_config(ROOT / "results" / name / "config.yaml"), 0.0, 0.0
+        trainings = {**run.role_trainings, **run.fork_trainings}
+        for file in (ROOT / "results" / name).glob("*/*/*/run.json"):
+            about = json.loads(file.read_text())
+            seconds = about.get("seconds") or about["last"]["seconds"]
+            own = sweep.training_seconds(trainings[file.parent.name], size_of("qwen2.5-coder-1.5b"))
+            assert file.parent.name == unlike or own == pytest.approx(seconds, rel=0.27)
+            planned, taken = planned + own, taken + seconds
+        assert planned == pytest.approx(taken, rel=0.25) and cost_of(run).seconds["training"] > planned - 1
+    planned, taken = 0.0, 0.0
+    for name in ("h200", "qwen-32k", "qwen-budgets"):
+        for file in {*(folder := ROOT / "results" / name).glob("speed/*.parquet")} - {folder / "speed/kernels.parquet"}:
+            told = pd.to_datetime([json.loads(text)["started_at"] for text in pd.read_parquet(file).provenance])
+            between = told.to_series().sort_values().diff().dt.total_seconds()
+            taken += between[between < 120].sum()  # more lies between two jobs
+        planned += cost_of(run := load_run_config(folder / "config.yaml")).seconds["times"]
+    assert planned == pytest.approx(taken, rel=0.25)
+    # 69 gates of these runs in 280 seconds, seven at a time.
+    assert cost_of(run).seconds["gates"] == pytest.approx(len(run.methods) * 280 * 7 / 69, rel=0.25)
+    assert cost_of(run).seconds["tuning"] == 0  # its record is here
+    for name, model in (("qwen", "qwen2.5-coder-1.5b"), ("real", "smollm2-long")):
+        record = read_tuning(ROOT / "results" / name / "tuning" / f"{model}.json")
+        run, taken = load_run_config(ROOT / "config" / f"{name}.yaml"), sum(t.seconds for t in record.methods.values())
+        assert sweep.tuning_seconds(run, model, size_of(model).layers) == pytest.approx(taken, rel=0.25)
+    # The paper's of 7B, and "some four minutes" of the recipe that the able model has.
+    heads = [sweep.heads_seconds(name, size_of(path)) for name, path in HEADS.items()]
+    assert heads == pytest.approx([8 * 3600, 300], rel=0.25)
 
 
 def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -> None:
