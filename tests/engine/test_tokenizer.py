@@ -77,6 +77,19 @@ def test_a_template_without_the_users_words_is_refused(template: str, word_check
         load_tokenizer(word_checkpoint).chat_text("a b")
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__.os.mkdir('planted') }}", "{{ messages.clear() }}",
+        "{% for _ in range(10 ** 12) %}{% endfor %}", "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)  # fmt: skip
+def test_a_template_neither_runs_code_nor_never_ends(template: str, word_checkpoint: Path) -> None:
+    (word_checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": template + "a b"}))
+    with pytest.raises(UnsupportedCellError, match=r"filled in: (Security|Undefined|Overflow|Recursion)Error: "):
+        load_tokenizer(word_checkpoint).chat_text("a b")
+
+
 def test_a_model_without_chat_template_is_refused(word_checkpoint: Path) -> None:
     with pytest.raises(UnsupportedCellError, match=f"{word_checkpoint} has no chat template"):
         load_tokenizer(word_checkpoint).prompt_ids("a", chat=True)

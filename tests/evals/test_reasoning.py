@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fake_tokenizer import Words
+from harm import Harm
 from json_lines import read_rows, write_rows
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets import livecodebench as data
@@ -91,16 +92,6 @@ def test_prompts_of_the_public_slice_come_out_again(shared_data: Path) -> None:
         assert WINDOW[0] <= entry["contest_date"][:10] <= WINDOW[1]
         kinds[bool(starter)] += 1
     assert kinds == {False: 175, True: 104}
-
-
-class Harm:
-    """Its pickle makes a folder."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.folder),)
 
 
 def test_hostile_tests_are_refused(release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

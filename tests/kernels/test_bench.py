@@ -98,8 +98,7 @@ def test_bytes_by_hand() -> None:
     assert read["decode_attention"] == read["decode_attention_rows"] == 512 * kv_token
     assert read["sparse_decode_attention"] == 64 * kv_token + 2 * 4 * 4 * 8
     assert read["sparse_decode_attention_tokens"] == 64 * kv_token + 2 * 4 * 64 * 8
-    assert read["page_score"] == 32 * kv_token + 2 * 4 * 32 * 4
-    assert read["topk_select"] == 2 * 4 * (32 * 4 + 4 * 8)
+    assert read["page_score"] == 32 * kv_token + 2 * 4 * 32 * 4 and read["topk_select"] == 2 * 4 * (32 * 4 + 4 * 8)
     assert read["linear_down"] == 4 * (256 * 640 + 2 * (640 + 256))
     token = 2 * DIM * 4
     hybrid = make_op("hybrid_attention", size_of(704, budget=200, full_heads=1))  # 11 blocks, of which a list has 3

@@ -70,8 +70,7 @@ def check(
             queries = q[row, head * group : (head + 1) * group, 0]
             want, lead = wanted(queries, means[row, head], n, own, shares, pooling, size)
             got, count = blocks[row, head].tolist(), int(counts[row, head])
-            assert count == len(want)
-            assert got[:count] == sorted(set(got[:count]), reverse=True)
+            assert count == len(want) and got[:count] == sorted(set(got[:count]), reverse=True)
             assert got[count:] == [got[0]] * (len(got) - count)
             unclear += lead < CLOSE
             assert lead < CLOSE or got[:count] == want

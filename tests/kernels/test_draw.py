@@ -72,8 +72,7 @@ def test_the_largest_scores_are_drawn(
     for row in range(3):
         args = (rule, int(seeds[row]), int(positions[row]), history[row].tolist(), noisy)
         want = ranked(logits[row].float().tolist(), *args)[:count]
-        assert got[row][: len(want)] == want
-        assert all(0 <= token < width for token in got[row])
+        assert got[row][: len(want)] == want and all(0 <= token < width for token in got[row])
 
 
 @BOTH

@@ -51,8 +51,7 @@ def test_tokens_are_recorded_up_to_a_stop_or_total(record: Callable, width: int,
         assert moved[0][row, 3 + int(counts[row]) : 3 + end].tolist() == want
         assert (moved[0][row, : 3 + int(counts[row])] == -1).all() and (moved[0][row, 3 + end : -1] == -1).all()
         assert int(moved[2][row]) == int(steps[row]) + bool(active[row])
-        assert int(moved[3][row]) == (want[-1] if want else int(newest[row]))
-        assert bool(moved[4][row]) == (not done)
+        assert int(moved[3][row]) == (want[-1] if want else int(newest[row])) and bool(moved[4][row]) == (not done)
 
 
 def caches(*sizes: int, rng: Generator) -> list[Tensor]:

@@ -78,8 +78,7 @@ def test_what_is_kept_always_leaves_half_of_a_list(first: int, last: int, at_lea
     widths = torch.arange(1, 400)
     for width, *by_row in zip(widths.tolist(), *kept_always_by_row(widths, first, last, at_least), strict=True):
         sinks, recent = kept_always(width, first, last, at_least)
-        assert [sinks, recent] == [int(x) for x in by_row]
-        assert 0 <= sinks <= first and at_least <= recent <= last
+        assert [sinks, recent] == [int(x) for x in by_row] and 0 <= sinks <= first and at_least <= recent <= last
         assert sinks + recent == min(first + last, max(width // 2, at_least))
 
 

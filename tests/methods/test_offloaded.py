@@ -197,8 +197,7 @@ def test_late_blocks_leave_no_trace(rng: torch.Generator, seed: int, monkeypatch
         heads = random_heads(rng)
         for mine, theirs in zip(run_step(far, far_state, heads), run_step(near, near_state, heads), strict=True):
             assert mine.equal(theirs)
-    assert told == int(cache.fetched.sum()) > 0
-    assert far_state.counted.equal(near_state.counted)
+    assert told == int(cache.fetched.sum()) > 0 and far_state.counted.equal(near_state.counted)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["before", "during"])

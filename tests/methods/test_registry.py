@@ -55,8 +55,7 @@ def test_an_unknown_name_gets_the_nearest(given: str, nearest: str) -> None:
 
 
 def test_a_further_folder_is_searched(extra: Path) -> None:
-    assert "extra" in method_names()
-    assert get_method("extra") is get_method("extra")
+    assert "extra" in method_names() and get_method("extra") is get_method("extra")
     assert get_method("extra").name == "extra" and load_card("extra").name == "extra"
 
 

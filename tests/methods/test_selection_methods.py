@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from decoding import random_prompt, reads_follow_the_rule
+from harm import Harm
 from longdecode.engine.correction import Correction
 from longdecode.engine.errors import CheckpointError, ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request
@@ -86,10 +87,12 @@ def test_seerattention_r_takes_released_gates(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"seerattn_gate_block_size": 64}')
     with pytest.raises(UnsupportedCellError, match="gate_block_size is 64"):
         get_method("seerattention_r").from_budget(8, config, **params)
-    for broken in (released | {"model.layers.1.more": file}, dict(list(released.items())[1:]), [Path]):
+    harm = Harm(planted := tmp_path / "planted")
+    for broken in (released | {"model.layers.1.more": file}, dict(list(released.items())[1:]), [Path], harm):
         torch.save(broken, file)
         with pytest.raises(CheckpointError):
             read_gates(file, config)
+    assert not planted.exists()
 
 
 def test_quest_refuses_budgets_under_its_pages(config: ModelConfig) -> None:
@@ -133,8 +136,7 @@ def test_traffic_by_hand(config: ModelConfig) -> None:
         got = get_method(name).from_budget(budget, config, **overrides).traffic(100, 2)
         return got.kv_bytes, got.metadata_bytes
 
-    assert traffic("full", None) == (7 * 100 * 64, 0)
-    assert traffic("streaming", 30) == (7 * 30 * 64, 0)
+    assert traffic("full", None) == (7 * 100 * 64, 0) and traffic("streaming", 30) == (7 * 30 * 64, 0)
     assert traffic("streaming", 300) == (7 * 100 * 64, 0)
     assert traffic("oracle_topk", 30) == ((2 * 100 + 5 * 30) * 64, 5 * 100 * 32)
     # 100 tokens are 7 pages, the last with 4 tokens; a budget of 40 is 2 pages, that one and a whole one.
@@ -158,8 +160,7 @@ def test_traffic_per_token_shares_out_corrections_by_hand(config: ModelConfig) -
         return got.kv_bytes, got.metadata_bytes
 
     step, keys, everything = (4 * 100 + 3 * 30) * 64, 2 * 100 * 32, 7 * 100 * 64
-    assert traffic("none") == (step, keys)
-    assert traffic("rewrite") == (step + everything // 4, keys)
+    assert traffic("none") == (step, keys) and traffic("rewrite") == (step + everything // 4, keys)
     assert traffic("dense_step") == ((3 * step + everything) // 4, 3 * keys // 4)
 
 

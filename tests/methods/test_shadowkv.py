@@ -136,8 +136,7 @@ def test_equals_the_device_and_fetches_what_is_new(rng: torch.Generator, chunk: 
             held = [[at for at in places if at >= 0] for places in slots]
             assert [set(places) for places in held] == chosen and all(len(set(p)) == len(p) for p in held)
             listed += sum(map(len, chosen))
-    assert int(cache.fetched.sum()) == far.new == int(near_state.cache.fetched.sum())
-    assert steps < far.new < 0.6 * listed
+    assert int(cache.fetched.sum()) == far.new == int(near_state.cache.fetched.sum()) and steps < far.new < 0.6 * listed
     assert cache.fetched_bytes == far.new * chunk * DIM * 4 and near_state.cache.fetched_bytes == 0
     assert cache.fetched[:, 2:].sum() == HEADS * SMALL.num_layers * cache.scored[2:].sum()
 

@@ -45,8 +45,7 @@ def refusal(kind: type[LongDecodeError], source: Source, tmp_path: Path, folder:
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(kind) as raised:
         read(source, tmp_path, folder)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-    assert "\n" not in str(raised.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before and "\n" not in str(raised.value)
     return str(raised.value)
 
 
@@ -56,8 +55,7 @@ def test_wheels_join_in_order(source: Source, tmp_path: Path, monkeypatch: pytes
     write_wheels(source, CONTENT, tmp_path / "wheels" / below)
     assert read(source, tmp_path, tmp_path / "wheels") == CONTENT
     monkeypatch.setenv("LONGDECODE_WHEELS", str(tmp_path / "wheels"))
-    assert read(source, tmp_path) == CONTENT
-    assert [path.name for path in tmp_path.iterdir()] == ["wheels"]
+    assert read(source, tmp_path) == CONTENT and [path.name for path in tmp_path.iterdir()] == ["wheels"]
 
 
 def test_the_file_itself_serves_as_well(source: Source, tmp_path: Path) -> None:

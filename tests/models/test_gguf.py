@@ -48,8 +48,7 @@ def test_a_checkpoint_computes_what_its_file_holds(
     convert(tiny.file, tiny.source, tmp_path)
     with torch.no_grad():
         expected = tiny.model(IDS).logits
-    assert expected.std() > 0.1
-    assert torch.allclose(logits(tmp_path), expected, atol=1e-4)
+    assert expected.std() > 0.1 and torch.allclose(logits(tmp_path), expected, atol=1e-4)
     difference, layers = largest_logit_difference(tmp_path)
     assert difference < 1e-4 and layers == 3
     difference, layers = largest_logit_difference(tmp_path, checked_bytes=400_000)
@@ -77,8 +76,7 @@ def test_yarn_shares_weights_and_agrees_with_transformers(tiny_gguf: Maker, tmp_
     assert shared.is_symlink() and shared.samefile(base / "model.safetensors")
     before = shared.stat().st_mtime
     os.utime(shared, (0, 0), follow_symlinks=False)  # as a workflow dates what a job made
-    assert (base / "model.safetensors").stat().st_mtime == before
-    assert read_config(longer).max_positions == 256
+    assert (base / "model.safetensors").stat().st_mtime == before and read_config(longer).max_positions == 256
     assert logit_difference(longer, [3 + 7 * at % 250 for at in range(200)]) < 1e-4
     assert (logits(longer) - logits(base)).abs().max() > 1e-3  # YaRN changes short contexts too
 

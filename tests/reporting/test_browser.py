@@ -98,8 +98,7 @@ def measure(browser: str, folder: Path, addresses: list[str], widths: list[int])
 
 def test_every_kind_opens_draws_and_fits(browser: str, site: Path, tmp_path: Path) -> None:
     found, log = measure(browser, tmp_path, [(site / f"{kind}.html").as_uri() for kind in KINDS], [390, 1400])
-    assert complaints(log) == []
-    assert len(found) == 2 * len(KINDS) and sum(page["charts"] for page in found) > 10
+    assert complaints(log) == [] and len(found) == 2 * len(KINDS) and sum(page["charts"] for page in found) > 10
     for page in found:
         assert page["drawn"] == page["charts"], page
         assert page["scroll"] <= page["client"] and page["wide"] == page["covered"] == [], page
@@ -119,8 +118,7 @@ def test_addresses_restore_filters_and_rows(browser: str, site: Path, pages: dic
     assert "RULER, question decoded, points lost" in few["heads"] and "RULER, points lost" not in few["heads"]
     assert filtered["rows"] and {context for context, _ in filtered["rows"]} == {"16384"}
     assert all(name.startswith("qwen-qwen2.5-coder-1.5b-16384") for _, name in filtered["rows"])
-    assert linked["target"] == row
-    assert "question decoded, 16K tokens, batch 1" in view["title"]
+    assert linked["target"] == row and "question decoded, 16K tokens, batch 1" in view["title"]
     assert view["card"] == ["qwen|qwen2.5-coder-1.5b|16384|1"]
 
 

@@ -12,6 +12,8 @@ from longdecode.reporting.build import build, build_all
 from longdecode.reporting.runs import ReportError, middle, read_run
 from site_pages import Maker, parsed
 
+HARM = "<script>alert(7)</script>"
+
 
 def test_a_loss_is_above_zero_where_a_variant_is_worse(folder: Maker) -> None:
     interval = {"difference": 0.03, "low": 0.01, "high": 0.05}
@@ -73,8 +75,9 @@ def test_a_small_run_has_a_site_of_its_own(small: Path, tmp_path: Path) -> None:
     build(small, tmp_path / "out")
     assert not (index.parent / "method-gone.html").exists()
     for table in small.glob("*.csv"):
-        table.write_text(table.read_text().replace("007", "<!--<script>"))
-    assert "<!--" not in parsed(build(small, tmp_path / "out")).html, "the page would end within its data"
+        table.write_text(table.read_text().replace("007", f"<!--{HARM}"))
+    pages = [page.read_text() for page in build(small, tmp_path / "out").parent.glob("*.html")]
+    assert pages and not [page for page in pages if "<!--" in page or HARM in page]
 
 
 def test_a_run_whose_tasks_full_attention_fails_says_so(folder: Maker) -> None:
@@ -87,14 +90,17 @@ def test_a_run_whose_tasks_full_attention_fails_says_so(folder: Maker) -> None:
 def test_times_alone_make_a_site(folder: Maker, tmp_path: Path) -> None:
     timed = [{"variant": "full", "method": "full", "budget": "full", "ratio": 1.0}, {"variant": "quest"}]
     index = build(folder([], [], timed), tmp_path / "out")
-    assert "1.50" in parsed(index.parent / "compare.html").text
-    assert not list(index.parent.glob("task-*.html"))
+    assert "1.50" in parsed(index.parent / "compare.html").text and not list(index.parent.glob("task-*.html"))
 
 
 def test_answers_stand_side_by_side_where_both_are_stored(small: Path) -> None:
     usual = {"task": "s", "context": 4096, "seed": 0}
     full = [("full", "full", 0, 1.0, "right"), ("full", "full", 1, 1.0, None), ("full", "full", 2, 1.0, "yes")]
-    quest = [("quest", "512", 0, 0.0, "wrong " * 200), ("quest", "512", 1, 0.0, "no"), ("quest", "512", 2, 1.0, "yes")]
+    quest = [
+        ("quest", "512", 0, 0.0, HARM * 50),
+        ("quest", "512", 1, 0.0, "no"),
+        ("quest", "512", 2, 1.0, "yes"),
+    ]
     names = ("label", "budget", "sample_index", "score", "output_text")
     rows = [usual | dict(zip(names, row, strict=True)) for row in (*full, *quest, ("tova", "512", 2, 1.0, "yes"))]
     for v in ("full", "quest", "tova"):
@@ -104,11 +110,12 @@ def test_answers_stand_side_by_side_where_both_are_stored(small: Path) -> None:
     (pair,) = tasks.pairs(read_run(small), "s")
     assert (pair.variant, pair.sample_index, pair.full_text, pair.score) == ("quest", 0, "right", 0.0)
     assert len(pair.text) < 400 and "[…]" in pair.text
+    page = build(small, small / "out").with_name("task-s.html").read_text()
+    assert "&lt;script&gt;alert(7)" in page and HARM not in page
 
 
 def test_budgets_are_ordered_by_size() -> None:
-    assert middle(["full", "1024", "256", "4096"]) == "1024"
-    assert middle(["bytes=0.25", "0.5", "0.1"]) == "0.5"
+    assert middle(["full", "1024", "256", "4096"]) == "1024" and middle(["bytes=0.25", "0.5", "0.1"]) == "0.5"
     assert middle(["full"]) == "full"
 
 

@@ -143,8 +143,7 @@ def test_a_killed_job_resumes_at_its_record(run: RunConfig, tmp_path: Path, monk
     monkeypatch.setattr(Bench, "_timed", once)
     fresh = measure_speed(run, "tiny", output)
     total = read_records(output, SpeedRecord)
-    assert total[:3] == kept and len(fresh) == len(total) - 3
-    assert measure_speed(run, "tiny", output) == []
+    assert total[:3] == kept and len(fresh) == len(total) - 3 and measure_speed(run, "tiny", output) == []
 
 
 def test_a_change_of_rounds_times_everything_anew(speed_values: dict[str, Any], tmp_path: Path) -> None:

@@ -212,8 +212,7 @@ def test_a_prompt_leaves_as_many_tokens_as_are_decoded() -> None:
 def test_rows_are_windows_of_text_that_do_not_depend_on_the_batch() -> None:
     bench = own_bench(run_of_own())
     few, many = (bench.requests(bench.grids[0], 384, rows) for rows in (2, 9))
-    assert many[:2] == few and len({request.prompt_ids for request in many}) == 9
-    assert bench.ids
+    assert many[:2] == few and len({request.prompt_ids for request in many}) == 9 and bench.ids
     joined = [" ".join(map(str, ids)) for ids in bench.ids]
     for request in many:
         wanted = " ".join(map(str, (*request.prompt_ids, *request.forced_ids)))
@@ -244,8 +243,7 @@ def test_where_the_cache_lies_changes_bytes_and_no_loss(timed: dict[str, SpeedRe
     near, far, spare = (timed[label] for label in ("near", "far", "spare"))
     assert far.params["loss"] == spare.params["loss"]
     assert near.params["fetched_bytes"] == 0 and near.params["miss_rate"] is None
-    assert 0 < spare.params["miss_rate"] < far.params["miss_rate"] < 1
-    assert 0 < timed["shadow"].params["miss_rate"] < 1
+    assert 0 < spare.params["miss_rate"] < far.params["miss_rate"] < 1 and 0 < timed["shadow"].params["miss_rate"] < 1
     block, lists = 2 * 8 * 32 * 4, LAYERS * 4
     assert far.params["fetched_bytes"] == pytest.approx(far.params["miss_rate"] * 8 * lists * block)
     assert all(r.reference == "full" and len(r.samples) == 2 and r.weights == "checkpoint" for r in timed.values())

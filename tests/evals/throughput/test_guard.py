@@ -60,16 +60,14 @@ def test_a_new_pair_forgets_the_last(fake_monitor: Any) -> None:
     one_round(guard)
     guard.begin()
     one_round(guard)
-    assert guard.verdicts() == [None]
-    assert guard.summary()["sm_clock_mhz"] == (1400, 1400)
+    assert guard.verdicts() == [None] and guard.summary()["sm_clock_mhz"] == (1400, 1400)
 
 
 def test_nothing_is_watched_without_a_monitor() -> None:
     guard = Guard(None, "no NVML")
     guard.wait(idle=True)
     one_round(guard)
-    assert guard.verdicts() == [None]
-    assert guard.summary() == {"throttle": "not read: no NVML"}
+    assert guard.verdicts() == [None] and guard.summary() == {"throttle": "not read: no NVML"}
 
 
 def fake_nvml(*listings: list[int]) -> SimpleNamespace:

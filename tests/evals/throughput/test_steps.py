@@ -183,8 +183,7 @@ def test_a_speculative_block_advances_by_what_was_accepted(seed: int) -> None:
     block = step_case(decoder, cache, method, "speculate", CONTEXT, stage="speculative_step")
     block.reset()
     block.run()
-    assert cache.lengths.tolist() == [CONTEXT] * BATCH
-    assert (block.keep[0].sequences.counts == 6).all()
+    assert cache.lengths.tolist() == [CONTEXT] * BATCH and (block.keep[0].sequences.counts == 6).all()
 
 
 def test_what_cannot_be_drafted_is_unsupported(seed: int) -> None:

@@ -47,8 +47,7 @@ def test_a_row_by_hand(speed_record: Make) -> None:
     assert row["ratio"] == pytest.approx(2.5)  # ratios 3, 2, 3 and 2
     assert row["ratio_low"] >= 2 and row["ratio_high"] <= 3
     assert row["floor_us"] == pytest.approx(125)  # at the better probe's 4 GB/s
-    assert row["fraction"] == pytest.approx(0.5)
-    assert row["gb_per_s"] == pytest.approx(2.0)
+    assert row["fraction"] == pytest.approx(0.5) and row["gb_per_s"] == pytest.approx(2.0)
     assert row["tokens_per_s"] == pytest.approx(4 / 250e-6)
     assert (row["sm_clock_low_mhz"], row["sm_clock_high_mhz"], row["peak_bytes"]) == (1900, 1980, 7)
     assert tuple(row) == SPEED_COLUMNS
@@ -68,8 +67,7 @@ def test_all_disturbed_is_a_hole_and_not_a_failure(speed_record: Make) -> None:
 
 def test_a_cell_that_could_not_run_keeps_its_row(speed_record: Make) -> None:
     row = row_of([speed_record(status="oom", reason="too large")])
-    assert (row["status"], row["reason"], row["n"]) == ("oom", "too large", 0)
-    assert pd.isna(row["median_us"])
+    assert (row["status"], row["reason"], row["n"]) == ("oom", "too large", 0) and pd.isna(row["median_us"])
 
 
 def test_prefill_counts_every_token(speed_record: Make) -> None:

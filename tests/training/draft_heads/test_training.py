@@ -6,12 +6,14 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from harm import Harm
 from longdecode.engine.attention import DenseAttention
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
@@ -74,6 +76,10 @@ def test_killed_and_resumed(decoder: Decoder, library: Books, tmp_path: Path, mo
             assert value.equal(resumed.sets[start].state_dict()[name])
     with pytest.raises(CheckpointError, match="belongs to other settings"):
         HeadTrainer(decoder, library, RECIPE, ALL[:1], cut)
+    torch.save(Harm(tmp_path / "planted"), cut)
+    with pytest.raises(UnpicklingError):
+        HeadTrainer(decoder, library, RECIPE, ALL, cut)
+    assert not (tmp_path / "planted").exists()
 
 
 def test_the_zero_start_predicts_as_the_model_does(decoder: Decoder, library: Books, tmp_path: Path) -> None:

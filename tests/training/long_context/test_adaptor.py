@@ -25,8 +25,7 @@ def test_an_adaptor_is_merged_and_the_given_weights_stay() -> None:
     merged = merge(given, adaptor, 2.0, "test")
     expected = before["model.layers.0.mlp.up_proj.weight"] + 2 * up @ down
     assert torch.allclose(merged["model.layers.0.mlp.up_proj.weight"], expected)
-    assert torch.equal(merged["model.norm.weight"], norm)
-    assert all(torch.equal(given[key], before[key]) for key in given)
+    assert torch.equal(merged["model.norm.weight"], norm) and all(torch.equal(given[key], before[key]) for key in given)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +55,7 @@ EVALUATION = json.loads((SHIPPED / "evaluation.json").read_text(encoding="utf-8"
 def test_it_is_small_and_made_by_the_recipe() -> None:
     tensors, scale, changes = read_adaptor(SHIPPED)
     recipe = load_recipe()
-    assert (SHIPPED / WEIGHTS).stat().st_size <= 10_000_000
-    assert scale == recipe.alpha / recipe.rank
+    assert (SHIPPED / WEIGHTS).stat().st_size <= 10_000_000 and scale == recipe.alpha / recipe.rank
     assert changes == {"rope_theta": recipe.rope_theta, "max_position_embeddings": recipe.max_positions}
     assert sum(name.endswith("lora_A.weight") for name in tensors) == 30 * 7
     last = json.loads((SHIPPED / "training.jsonl").read_text(encoding="utf-8").splitlines()[-1])

@@ -58,8 +58,7 @@ def test_a_killed_run_ends_with_the_same_weights(
     monkeypatch.undo()
     assert not (tmp_path / "killed" / "adaptor").exists()
     resumed = tensors(train(short_recipe, tiny_model, library, tmp_path / "killed", CPU))
-    assert whole.keys() == resumed.keys()
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert [json.loads(line)["step"] for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()] == [3, 6]
 
 

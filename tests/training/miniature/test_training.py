@@ -63,8 +63,7 @@ def test_lookup_documents_weigh_the_answers(seed: int) -> None:
 
 
 def test_held_out_books_are_never_read(library: Library) -> None:
-    assert len(library.books) == 1 and "HELD" not in library.books[0]
-    assert library.books[0].isascii()
+    assert len(library.books) == 1 and "HELD" not in library.books[0] and library.books[0].isascii()
     assert '-- "quite"' in library.books[0]
 
 
@@ -106,8 +105,7 @@ def test_a_resumed_training_ends_alike(tmp_path: Path, library: Library, monkeyp
     assert "seed 0" in card and "4 at 256, 512" in card and "limit is the longest, 512" in card
     assert [line.split(" |")[0] for line in card.splitlines() if line.startswith("| ")][2:] == ["| 256", "| 512"]
     first, second = load_file(whole / "model.safetensors"), load_file(parts / "model.safetensors")
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_books_that_are_nowhere_are_an_error_with_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

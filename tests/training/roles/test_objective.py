@@ -94,5 +94,4 @@ def test_distances_are_those_of_hidden_states_and_of_logits(rows, seed: int) -> 
 def test_schedule_is_a_trapezoid() -> None:
     factors = [trapezoid(step, 100) for step in range(100)]
     assert factors[0] == pytest.approx(0.1) and factors[10] == pytest.approx(0.55) and factors[-1] == pytest.approx(0.1)
-    assert all(factor == 1.0 for factor in factors[20:80]) and max(factors) == 1.0
-    assert 0 < trapezoid(0, 1) <= 1.0
+    assert all(factor == 1.0 for factor in factors[20:80]) and max(factors) == 1.0 and 0 < trapezoid(0, 1) <= 1.0

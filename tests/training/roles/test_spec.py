@@ -42,8 +42,7 @@ def test_a_recipe_brings_its_parts_and_an_entry_its_sizes() -> None:
     assert (code.model, code.objective, code.first_role_layer) == ("other", "code", 1)
     assert (duo.role_kind, duo.objective, duo.gate_rate, duo.first_role_layer) == ("duo", "l1", 0.02, 0)
     only_the_gate = {name: replace(runs.role_trainings[name], name="", kind="") for name in gates}
-    assert len(set(only_the_gate.values())) == 1
-    assert (long.contexts, long.gate_rate) == ((300, 300), 0.03)
+    assert len(set(only_the_gate.values())) == 1 and (long.contexts, long.gate_rate) == ((300, 300), 0.03)
     (fork,) = runs.fork_trainings.values()
     assert (fork.name, fork.attention, fork.head, fork.seed) == ("nosa1", "nosa", "dma", 1)
     assert (fork.length, fork.budget, fork.rows, fork.steps, fork.log_every) == (512, 128, 1, 600, 60)
