@@ -48,9 +48,10 @@ def data_rows() -> Iterator[tuple[str, ...]]:
 
 
 def _pin(name: str, data: DataSet) -> str:
-    """Return the SHA-256 of a set's file, or its commit; a branch fixes nothing, and your own texts have no pin."""
-    pin = re.search(r"\b([0-9a-f]{12})[0-9a-f]{28,}", f"{DOWNLOADS[name].get('sha256')} {data.revision} {data.fetch}")
-    return f"{'SHA-256' if len(pin[0]) == 64 else 'revision'} {pin[1]}" if pin else "yours" if data.by_hand else "none"
+    """Return the SHA-256 of a set's file or of its source, or its commit; a branch fixes nothing, yours have no pin."""
+    pin = re.search(r"\b([0-9a-f]{12})[0-9a-f]{28,}", f"{DOWNLOADS[name]} {data.revision} {data.fetch}")
+    kind = "made of SHA-256" if "made_of" in DOWNLOADS[name] else "SHA-256" if pin and len(pin[0]) == 64 else "revision"
+    return f"{kind} {pin[1]}" if pin else "yours" if data.by_hand else "none"
 
 
 def fetch(suite: str, folder: Path) -> Iterator[str]:
@@ -68,8 +69,7 @@ def fetch(suite: str, folder: Path) -> Iterator[str]:
     if refusal := reached():
         raise ConfigError(f"{refusal}; fetch on a machine that has a network, then copy {folder} here")
     for key in keys:
-        place = folder / key
-        place.mkdir(parents=True, exist_ok=True)
+        (place := folder / key).mkdir(parents=True, exist_ok=True)
         for name, data in sets_of(key).items():
             _fetch(name, data, place)
             yield f"{name}: {place / data.folder} ({_hashes(name, data, place)})"

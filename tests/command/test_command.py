@@ -33,7 +33,6 @@ from papers.checkpoints import SPECIAL, VOCAB, WRITTEN, write_checkpoint
 ROOT = Path(__file__).parents[2]
 MINIATURE = ROOT / "models" / "miniature" / "weights"
 ROLES = str(ROOT / "models" / "miniature" / "roles" / "hardkuma.json")
-UNPINNED = {"prose": "yours", "nlu": "none"}
 PAIR = {
     "model": "m", "b_model": "m", "suite": "s", "context": 32768, "batch": 1, "n": 9, "unit": "%", "better": "higher",
     "budget": "1024", "margin": 2.0, "p_holm": 0.01,
@@ -124,6 +123,7 @@ def test_plan_prices_what_is_not_here_and_says_what_is_missing(tmp_path: Path) -
     # 131,072 tokens of the 8B shape are 17.2 GB, page bounds of Quest a sixteenth of that, weights 16.1, the rest 1.
     over = "decode on llama3-8b, 131,072 tokens, batch 8: quest needs 162.6 GB, NVIDIA H200 has 150.1"
     assert f"does not fit: {over}; the largest batch that fits: 7" in shown
+    assert "gated: https://huggingface.co/meta-llama/Llama-3.2-1B (accept its licence there, then `hf auth" in shown
     own, tiny = tmp_path / "own.yaml", (ROOT / "config" / "tiny.yaml").read_text()
     own.write_text(tiny.replace("models/miniature/weights", "org/unheard-of"))
     assert "missing: the size of org/unheard-of is not known" in said("plan", str(own))
@@ -224,11 +224,11 @@ def test_data_is_listed_fetched_and_checked_in_one_layout(results: Path, monkeyp
     (row,) = [line for line in said("data").splitlines() if line.startswith("gpqa")]
     assert "Idavidrein/gpqa" in row and "CC BY" in row and row.split()[-2:] == ["SHA-256", "41d1213cd7a4"]
     pins = {name: data_sets._pin(name, data) for name, data in SOURCES.items()}
-    assert pins["pg19"] == "revision c5e39bf32e33" and {n: pins[n] for n in pins if " " not in pins[n]} == UNPINNED
+    assert (pins["pg19"], pins["nlu"]) == ("revision c5e39bf32e33", "made of SHA-256 5f6dbf6d38fc")
+    assert {name: pin for name, pin in pins.items() if " " not in pin} == {"prose": "yours"}
     monkeypatch.setenv("HF_ENDPOINT", "https://nowhere.invalid")
     refused("data", {"fetch ruler": "reach", "fetch RULER": "ruler'", "fetch passkey": "nothing", "check .": "no data"})
-    file = Path("data/math/gsm8k/test.jsonl")
-    file.parent.mkdir(parents=True)
+    (file := Path("data/math/gsm8k/test.jsonl")).parent.mkdir(parents=True)
     file.write_text('{"question": "What is 1 + 1?", "answer": "#### 2"}\n')
     done = CliRunner().invoke(app, ["data", "check"])
     assert done.exit_code == 1 and "math " in done.output and "1 of 7" in done.output

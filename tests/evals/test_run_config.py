@@ -87,6 +87,12 @@ def test_bad_values_are_refused(config_values: dict[str, Any], edit: Callable[..
     assert says in str(caught.value)
 
 
+def test_a_profile_of_another_model_is_pointed_to_that_model() -> None:
+    text = (ROOT / "config" / "demo.yaml").read_text().replace("  miniature: {path", "  mymodel: {path")
+    with pytest.raises(ConfigError, match="unknown model or shape 'miniature'; nearest valid name: 'mymodel'"):
+        build_run_config(yaml.safe_load(text), "demo.yaml")
+
+
 def test_a_variant_may_be_restricted_and_differ_by_model(config_values: dict[str, Any]) -> None:
     config_values["methods"]["part"] = {
         "method": "streaming", "suites": ["mini_book"], "budgets": [0.25], "params": {"sinks": 2},
