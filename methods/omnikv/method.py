@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -21,6 +22,7 @@ from longdecode.methods.windows import window
 
 DEPTHS = (2 / 32, 8 / 32, 18 / 32)
 """Filter layers 2, 8 and 18 of Llama-3-8B's 32, as the released configuration has them."""
+_SHARE = re.compile(r"(\d+)/([1-9]\d*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,9 @@ class OmniKV(BudgetedMethod):
 
 
 def filter_layers(layers: str | None, num_layers: int) -> tuple[int, ...]:
-    """Return the layers that a parameter such as ``2,8,18`` names, or where it is left out those of ``DEPTHS``.
+    """Return the layers that a parameter such as ``2,8,18`` or ``1/4,9/16`` names, or those of ``DEPTHS``.
+
+    Shares of the depth are rounded; those that meet on a shallow model are one layer.
 
     Raises:
         ConfigError: it is no list of layers of this model, each above the one before.
@@ -98,11 +102,14 @@ def filter_layers(layers: str | None, num_layers: int) -> tuple[int, ...]:
     if layers is None:
         return tuple(sorted({round(depth * num_layers) for depth in DEPTHS}))
     parts = [part.strip() for part in layers.split(",")]
+    shares = [share for part in parts if (share := _SHARE.fullmatch(part))]
+    if len(shares) == len(parts):
+        parts = list(dict.fromkeys(str(round(int(share[1]) / int(share[2]) * num_layers)) for share in shares))
     named = tuple(int(part) for part in parts if part.isdecimal())
     if len(named) < len(parts) or list(named) != sorted(set(named)) or named[-1] >= num_layers:
         raise ConfigError(
-            f"omnikv: filter_layers = {layers!r}; ascending layers from 0 are needed, such as '2,8,18'; this model has "
-            f"{num_layers} layers"
+            f"omnikv: filter_layers = {layers!r}; ascending layers from 0 are needed, such as '2,8,18', or shares of "
+            f"the depth, such as '1/4,9/16'; this model has {num_layers} layers"
         )
     return named
 

@@ -19,7 +19,7 @@ class OmniKVRule(Rule):
         layers = config.num_layers
         self.filters = [round(layers / 16), round(layers / 4), round(layers * 9 / 16)]
         if params.filter_layers is not None:
-            self.filters = [int(layer) for layer in params.filter_layers.split(",")]
+            self.filters = [place(text, layers) for text in params.filter_layers.split(",")]
         self.chosen: list[Positions] = []
 
     def source(self, layer: int) -> int | None:
@@ -50,6 +50,12 @@ class OmniKVRule(Rule):
         """Return the bytes of every key in each filter layer behind which a layer reads its choice."""
         choosing = {self.source(layer) for layer in range(self.config.num_layers)} - {None}
         return len(choosing) * kv_length * self.config.num_kv_heads * self.config.head_dim * bytes_per_element
+
+
+def place(text: str, layers: int) -> int:
+    """Return a layer that is named by its number, or as a share of the depth."""
+    part, slash, whole = text.partition("/")
+    return round(layers * int(part) / int(whole)) if slash else int(text)
 
 
 RULE = OmniKVRule

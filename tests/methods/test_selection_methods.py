@@ -59,6 +59,8 @@ def test_tidal_scales_its_reselection_layer(config: ModelConfig, layers: int, wa
 def test_omnikv_scales_its_filter_layers(config: ModelConfig, layers: int, dense: set[int]) -> None:
     method = get_method("omnikv")
     assert method.from_budget(8, replace(config, num_layers=layers)).dense_layers() == dense
+    shares = method.from_budget(8, replace(config, num_layers=layers), filter_layers="1/16, 1/4,9/16")
+    assert shares.dense_layers() == dense
     with pytest.raises(UnsupportedCellError, match="keeps 5 layers dense"):
         method.from_budget(8, replace(config, num_layers=5))
 
@@ -112,7 +114,10 @@ def test_quest_refuses_budgets_under_its_pages(config: ModelConfig) -> None:
         ("oracle_topk", {"dense_layers": -1}, "dense_layers = -1"), ("streaming", {"sinks": -1}, "sinks = -1"),
         ("streaming", {"positions": None}, "positions = None"),
         ("tidal", {"reselect_layer": 2}, "reselect_layer = 2"), ("tidal", {"reselect_layer": 7}, "has 7 layers"),
-        *(("omnikv", {"filter_layers": at}, f"filter_layers = '{at}'") for at in ("", "2,x", "3,3", "4,2", "2,7")),
+        *(
+            ("omnikv", {"filter_layers": at}, f"filter_layers = '{at}'")
+            for at in ("", "2,x", "3,3", "4,2", "2,7", "1/0", "3/2", "1/4,5")
+        ),
         *(("snapkv", {"kernel_size": n}, rf"= {n}; an odd number \(1, 3, 5, \.\.\.\) is needed") for n in (2, 4, 64)),
         ("full", {"anything": 1}, "full has no parameter 'anything'"),
     ],
