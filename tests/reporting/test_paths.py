@@ -11,7 +11,7 @@ from site_pages import Parsed
 ROADS = {
     "which method at 32K, how much faster": (r"What to take.*32K, batch 8.*?FP8 cache: 1\.26×", []),
     "is quality kept, on what": (r"Lost against Full.*RULER.*\[.*points", []),
-    "does 2.7 times come out": (r"LycheeDecode Speed over full attention.*?2\.7×.{0,40}?1\.62×.*?not", []),
+    "does 2.7 times come out": (r"LycheeDecode Speed over full attention.*?2\.7×.{0,40}?1\.63×.*?not", []),
     "does 5.04 times come out": (r"NOSA Decode throughput over full attention.*?5\.04×.*?3\.95×.*?partly", []),
     "does +21.9 % come out": (r"RetroAttention Accuracy over .*Accuracy over Quest's, relative, at best.*?21\.9", []),
     "does 3 times over 100K tokens come out": (r"TokenSwift.*?3\.13×.{0,40}?1\.62×", []),
