@@ -156,7 +156,7 @@ def _found(query: Query, row: Mapping[str, Any]) -> Found:
     if unit == "fraction":
         scale, unit = 100.0, "points"
     if query.relative:
-        scale, unit = 100 / float(row["b_value"]), "percent"
+        scale, unit = 100 / (float(row["b_value"]) or math.nan), "percent"  # of a b that scores 0 no share tells
     value, low, high = (scale * float(row[name]) for name in numbers)
     if query.lost:
         value, low, high = -value, -high, -low

@@ -73,6 +73,9 @@ def test_scores_are_shown_in_points_and_gains_relative_to_b() -> None:
     gain = both.find(declaration.Query(table="comparisons", where={"a": "retro"}, relative=True))
     assert [(f.value, f.unit) for f in found if f] == [(50.0, "points"), (4.5, "questions")]
     assert gain is not None and (gain.value, gain.low, gain.high, gain.unit) == (10.0, -2.0, 22.0, "percent")
+    nothing = declaration.Tables({"comparisons": pd.DataFrame([pair | {"b_value": 0.0}])})
+    none = nothing.find(declaration.Query(table="comparisons", relative=True))
+    assert none is not None and math.isnan(none.value) and math.isnan(none.low)
 
 
 def claim(**given: Any) -> declaration.Claim:
