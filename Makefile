@@ -87,7 +87,7 @@ settle: ## Date PROFILE's committed results in the order of their making (git ke
 plan: $(STAMP) ## Jobs, GPU hours, disk and downloads of the sweep in config/PROFILE (PROFILE=papers)
 	@$(BIN)/python -m longdecode plan $(PROFILE)
 
-rehearse: $(STAMP) ## The papers' runs on a CPU with tiny random checkpoints (ARGS="retro --place build/rehearsal" for one, kept)
+rehearse: $(STAMP) ## The papers' runs on a CPU with tiny random checkpoints (ARGS="retro --place build/rehearsal" for one, kept; --cells: all tasks, and that numbers in print pair)
 	PYTHONPATH=$(PYTHONPATH):$(CURDIR)/tests $(BIN)/python tests/papers/rehearsal.py --cores $(WORKERS) $(ARGS)
 
 faults: $(STAMP) ## The fault campaign: 23 minutes on two processors (ARGS="--size 0.1 --minutes 3" for less)

@@ -78,8 +78,7 @@ def test_another_prompt_under_one_number_is_refused(cell: Callable[..., list[Rec
 
 def test_samples_of_one_prompt_are_one_unit(cell: Callable[..., list[Record]]) -> None:
     same = {"prompt_sha256": "one"}
-    records = [*cell([1.0] * 4), *cell([0.0, 1.0, 0.0, 1.0], "quest")]
-    row = only(compare([r.model_copy(update=same) for r in records]))
+    row = only(compare([r.model_copy(update=same) for r in [*cell([1.0] * 4), *cell([0.0, 1.0, 0.0, 1.0], "quest")]]))
     assert (row["n"], row["difference"], row["verdict"]) == (1, -50.0, "cannot tell")
 
 
@@ -191,8 +190,7 @@ def test_on_the_same_forks_prompts_alone_count_and_a_checkpoint_has_no_spread(
 ) -> None:
     full = [("full", "full0", 160), ("full", "full1", 120), ("full", "base", 170)]
     records = forks(cell, *full, ("quest", "full0", 130), ("quest", "full1", 90))
-    asked = [PairRequest(a=("full",), a_model=FULLS, b="full", b_model="base")]
-    table = compare(records, asked)
+    table = compare(records, [PairRequest(a=("full",), a_model=FULLS, b="full", b_model="base")])
     same = only(table, a="quest", model=FULLS)
     assert same["difference"] == pytest.approx(-15.0) and -22 < same["low"] < same["high"] < -8
     checkpoint = only(table, a="full")

@@ -30,10 +30,9 @@ def slurm(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """Act on a running Slurm of this machine alone: ``kill-controller``, ``start-controller``."""
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))):
         pytest.skip("needs root and `apt-get install slurm-wlm munge`")
-    place = tmp_path / "slurm"
 
     def act(what: str) -> None:
-        subprocess.run([SCRIPT, what, place], check=True)
+        subprocess.run([SCRIPT, what, tmp_path / "slurm"], check=True)
 
     act("start")
     yield act

@@ -305,8 +305,7 @@ def test_a_run_goes_to_the_right_file_and_profile(place: Path, monkeypatch: pyte
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for variable, named in (("TMPDIR", ""), ("HOME", "XDG_CACHE_HOME"), ("XDG_CACHE_HOME", "")):  # the last comes first
         monkeypatch.setenv(variable, str(place / "own.yaml"))
-        why = rf"own\.yaml(/\.cache)? cannot be written \(.*; {named or variable} names another"
-        refused("run", {"tiny": why})
+        refused("run", {"tiny": rf"own\.yaml(/\.cache)? cannot be written \(.*; {named or variable} names another"})
 
 
 @pytest.mark.parametrize("reached", [1, 2])

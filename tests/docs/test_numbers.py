@@ -24,8 +24,7 @@ SAID = {"offload": {"70"}}  # another author's hit rate
 def table_values(folder: Path) -> np.ndarray:
     """Return every number of a profile's tables, shares as per cent too."""
     tables = [pd.read_csv(file, low_memory=False) for file in folder.glob("*.csv")]
-    found = [table.select_dtypes("number").to_numpy().ravel() for table in tables]
-    values = np.abs(np.concatenate(found))
+    values = np.abs(np.concatenate([table.select_dtypes("number").to_numpy().ravel() for table in tables]))
     return np.concatenate([values, 100 * values, values / 1000])
 
 

@@ -48,8 +48,7 @@ def test_the_oldest_notation_calls_the_variant_type() -> None:
 
 def test_defaults_of_an_early_llama() -> None:
     later = {"rope_scaling", "rope_theta", "num_key_value_heads", "attention_bias", "mlp_bias"}
-    early = {key: LLAMA_31[key] for key in LLAMA_31.keys() - later}
-    config = parse_config(early, "c")
+    config = parse_config({key: LLAMA_31[key] for key in LLAMA_31.keys() - later}, "c")
     assert config.num_kv_heads == 32 and config.rope == {"rope_type": "default", "rope_theta": 10_000.0}
 
 

@@ -107,8 +107,7 @@ def test_the_first_token_has_the_law_of_the_rule(rule: str) -> None:
     want = torch.cat((LAW[:4] / 0.9 * (1 - chance), torch.tensor([chance])))
     torch.testing.assert_close(first, want, atol=0.015, rtol=0)
     # The token after an accepted draft is drawn anew: it is one of its children or none of them.
-    second = accepted.chosen[accepted.counts > 1, 1]
-    assert len(second) == int((accepted.chosen[:, 0] == 4).sum())
+    assert len(accepted.chosen[accepted.counts > 1, 1]) == int((accepted.chosen[:, 0] == 4).sum())
 
 
 def test_the_released_rule_penalises_what_the_first_path_reads_first() -> None:

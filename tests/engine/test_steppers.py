@@ -260,8 +260,7 @@ def test_a_step_never_waits_for_the_host(sampling: Sampling, dense: Callable, on
 def test_a_step_changes_tensors_in_place(sampling: Sampling, dense: Callable, seed: int) -> None:
     """A replayed graph writes to the addresses it was captured with, so no attribute may be bound anew."""
     decoder = random_decoder(CONFIG, seed, "cpu", torch.float32)
-    prompt = Generator(decoder, sampling).prefill(REQUESTS)
-    run = make_stepper(decoder, sampling, prompt, dense(CONFIG))
+    run = make_stepper(decoder, sampling, Generator(decoder, sampling).prefill(REQUESTS), dense(CONFIG))
 
     def addresses() -> dict[str, int]:
         owners = {"sequences": run.sequences, "cache": run.state.cache}

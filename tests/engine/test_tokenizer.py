@@ -16,8 +16,7 @@ from longdecode.engine.tokenizer import eos_ids, load_tokenizer
 def test_the_byte_tokenizer_gives_bytes(byte_checkpoint: Path, seed: int) -> None:
     tokenizer = load_tokenizer(byte_checkpoint)
     assert tokenizer.byte_level
-    rng = random.Random(seed)
-    text = "".join(rng.choices([chr(code) for code in (9, 10, *range(32, 127), 0xE9, 0x2014)], k=300))
+    text = "".join(random.Random(seed).choices([chr(code) for code in (9, 10, *range(32, 127), 0xE9, 0x2014)], k=300))
     ids = tokenizer.encode(text)
     assert bytes(ids) == text.encode() and tokenizer.decode(ids) == text and tokenizer.decode([*ids, 256]) == text
 
@@ -53,8 +52,7 @@ def word_checkpoint(tmp_path: Path) -> Path:
 
 def test_prompts_begin_with_what_the_tokenizer_puts_first(word_checkpoint: Path, byte_checkpoint: Path) -> None:
     tokenizer = load_tokenizer(word_checkpoint)
-    assert tokenizer.first_ids == (3,)
-    assert tokenizer.prompt_ids("a b") == (3, 1, 2)
+    assert tokenizer.first_ids == (3,) and tokenizer.prompt_ids("a b") == (3, 1, 2)
     assert load_tokenizer(byte_checkpoint).first_ids == ()
     assert load_tokenizer(byte_checkpoint).prompt_ids("ab") == (97, 98)
 

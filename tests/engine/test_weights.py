@@ -41,8 +41,7 @@ def assert_refused(folder: Path, message: str, read: Callable[[Path], object] = 
 def test_tied_embeddings_share_memory(tiny_checkpoint: Callable[[str], Path]) -> None:
     tied = load_decoder(tiny_checkpoint("llama3"), device="cpu", dtype=torch.float32).weights
     untied = load_decoder(tiny_checkpoint("llama2"), device="cpu", dtype=torch.float32).weights
-    assert tied.lm_head is tied.embedding
-    assert not torch.equal(untied.lm_head, untied.embedding)
+    assert tied.lm_head is tied.embedding and not torch.equal(untied.lm_head, untied.embedding)
 
 
 def without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:

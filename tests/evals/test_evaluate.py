@@ -189,8 +189,7 @@ def test_a_method_with_a_small_cache_runs_where_the_shared_prompt_does_not_fit(r
 def test_a_cell_that_fails_half_way_has_no_samples(run: Run, monkeypatch: Patch, error: Exception) -> None:
     watch_decoding(monkeypatch, lambda decoded: error if len(decoded) == 3 else None)
     suites = {"mini_recall": {"contexts": [256], "samples": 4, "batch": 2, "tasks": ["mini_recall_single"]}}
-    records = run("streaming", "mini_recall", suites=suites)
-    found = [(r.budget, r.status, r.sample_index) for r in records]
+    found = [(r.budget, r.status, r.sample_index) for r in run("streaming", "mini_recall", suites=suites)]
     assert found == [("0.5", "oom", -1), *(("64", "ok", i) for i in range(4))]
 
 

@@ -62,8 +62,7 @@ def test_class_names_share_the_point_but_parts_of_the_right_one_are_free() -> No
 def test_code_is_compared_by_its_first_line_of_code_in_whole_percents() -> None:
     score = METRICS["code_similarity"]
     assert score("\n```python\n# a comment\nreturn x\nmore", "return x", None) == 1
-    assert score("abcd", "abcf", None) == 0.75
-    assert score("abc", "abd", None) == 0.67
+    assert score("abcd", "abcf", None) == 0.75 and score("abc", "abd", None) == 0.67
     assert score("# only a comment", "x", None) == 0
 
 
@@ -80,8 +79,7 @@ def test_a_choice_is_the_letter_said_last_or_first_of_all() -> None:
 
 def test_few_shot_tasks_are_marked_on_their_first_line() -> None:
     assert first_line("\n\nParis\n\nPassage: more") == "Paris"
-    marked = {name for name, protocol in PROTOCOLS.items() if protocol.first_line}
-    assert marked == {"trec", "triviaqa", "samsum"}
+    assert {name for name, protocol in PROTOCOLS.items() if protocol.first_line} == {"trec", "triviaqa", "samsum"}
     sample = Sample(0, "", "", 1, None, (("Paris",), None))
     assert LongBench("triviaqa", {"longbench": None}).score(sample, "\nParis\nParis is", ()).value == 1
     assert LongBench("hotpotqa", {"longbench": None}).score(sample, "\nParis\nParis is", ()).value < 1

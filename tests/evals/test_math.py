@@ -91,8 +91,7 @@ def test_rows_without_an_answer_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_shipped_layout_is_read_whole(shared_data: Path) -> None:
-    sizes = {name: len(load_problems(name, shared_data)) for name in SETS}
-    assert sizes == {
+    assert {name: len(load_problems(name, shared_data)) for name in SETS} == {
         "aime24": 30, "aime25": 30, "math500": 500, "olympiadbench": 675, "minerva": 272, "gsm8k": 1319,
     }  # fmt: skip
     # Two sources of AIME 2025 differ in wording and agree in answers; the instruction is not part of the problem.

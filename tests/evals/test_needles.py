@@ -57,8 +57,7 @@ def test_published_objects_have_the_form_of_ours(shared_data: Path, tokenizer: T
     assert len(examples) == 15
     for example in examples:
         table = dict(map(tuple, example["ordered_kv_records"]))
-        others = [key for key in table if key != example["key"]]
-        made, question, value = ask(table, example["key"], others[:2])
+        made, question, value = ask(table, example["key"], [key for key in table if key != example["key"]][:2])
         assert value == example["value"] == table[example["key"]]
         for prompt in (made, ours.prompt):  # one pair a line, version-4 identifiers as keys and values
             lines = prompt.partition("\n}")[0].splitlines()

@@ -194,8 +194,7 @@ def test_full_answers_alike_under_both(config_values: dict[str, Any], chatty: Pa
             found.append(read_records(output, Record))
         for one, two in zip(*found, strict=True):
             assert one.status == "ok" and one.output_ids == two.output_ids and one.score == two.score
-            spec = run.suites[first]
-            assert (one.suite, one.task, one.question) == (first, spec.tasks[0], get_suite(first).question)
+            assert (one.suite, one.task, one.question) == (first, run.suites[first].tasks[0], get_suite(first).question)
             assert {one.question, two.question} == {"decoded", "prompt"} and one.prompt_sha256 != two.prompt_sha256
             # What is decoded is what differs: the question's tokens, one a step.
             decoded, prompt = sorted((one, two), key=lambda record: record.question)

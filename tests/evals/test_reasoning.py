@@ -168,8 +168,7 @@ def test_programs_pass_fail_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None
 def test_functions_are_called_and_cannot_see_what_is_expected() -> None:
     tests = [CodeTest('[1, 2]\n"x"', '[1, 2, "x"]')]
     source = "class Solution:\n  def join(self, a: List[int], b: str):\n    print('noise')\n    return (*a, b)"
-    assert run_tests(source, "join", tests).passed
-    assert run_tests("def join(a, b): return a + [b]", "join", tests).passed
+    assert run_tests(source, "join", tests).passed and run_tests("def join(a, b): return a + [b]", "join", tests).passed
     assert run_tests(source, "other", tests).cause == "failed"
     assert run_tests(source.replace("(*a, b)", "{1}"), "join", tests).cause == "failed"
     peek = "import os\ndef join(a, b): return [str(os.listdir('/')), open('/program.py').read()]"

@@ -44,8 +44,7 @@ def test_a_file_is_read_as_written(tmp_path: Path, config_values: dict[str, Any]
     assert (config.methods["mine"].method, config.methods["mine"].params) == ("streaming", {"sinks": 2})
     assert [budget.text for budget in config.budgets_of("mine")] == ["0.5", "64"]
     assert config.budgets_of("full") == (Budget(None),) and config.suites["mini_recall"].contexts == (256, 320)
-    assert config.suites["mini_book"].tasks == suite_tasks("mini_book")
-    assert config.data == {"pg19": tmp_path}
+    assert config.suites["mini_book"].tasks == suite_tasks("mini_book") and config.data == {"pg19": tmp_path}
     assert (config.instrument.full_min, config.instrument.streaming_budget) == (0.9, 0.15)
     assert config.instrument.full_min_by_task == {"mini_book_write": 0.5}
     both = build_run_config(config_values | {"budgets": [1, 1.0]}, "test")  # a token and the whole context
@@ -83,8 +82,7 @@ def test_bad_values_are_refused(config_values: dict[str, Any], edit: Callable[..
     edit(values)
     with pytest.raises(ConfigError) as caught:
         build_run_config(values, "config/mine.yaml")
-    assert str(caught.value).startswith(f"config/mine.yaml: {key}")
-    assert says in str(caught.value)
+    assert str(caught.value).startswith(f"config/mine.yaml: {key}") and says in str(caught.value)
 
 
 def test_a_profile_of_another_model_is_pointed_to_that_model() -> None:

@@ -49,8 +49,7 @@ def steps(sample: Sample) -> list[str]:
 def test_samples_depend_on_task_context_seed_and_index_alone(name: str, seed: int) -> None:
     task = get_task(name)
     few, many = task.samples(CONTEXT, 2, seed, BYTES), task.samples(CONTEXT, 4, seed, BYTES)
-    assert few == many[:2]
-    assert len({sample.prompt for sample in many}) == 4
+    assert few == many[:2] and len({sample.prompt for sample in many}) == 4
     assert task.samples(CONTEXT, 1, seed + 1, BYTES)[0].prompt != many[0].prompt
     assert [sample.index for sample in many] == [0, 1, 2, 3]
 
@@ -79,8 +78,7 @@ def test_lookups_are_marked_item_by_item(name: str, seed: int) -> None:
         said_twice = " ".join([wrong[wrong_at], *right])
         assert task.score(sample, said_twice, ()).parts == score.parts, "the first mention counts"
         assert task.score(sample, " ".join(right[1:]), ()).parts == (0.0,) + (1.0,) * (len(right) - 1)
-        assert task.score(sample, "", ()).value == 0
-        assert task.score(sample, "\n" + " ".join(right), ()).value == 0
+        assert task.score(sample, "", ()).value == 0 and task.score(sample, "\n" + " ".join(right), ()).value == 0
         assert len(" ".join(right) + "\n") < sample.max_new_tokens
 
 
@@ -175,8 +173,7 @@ def test_a_narrative_agrees_with_itself_and_a_changed_fact_is_caught(seed: int) 
     text, cut = narrative.narrative(random.Random(seed), 8192), 6144
     assert len(text) == 8192
     marks = narrative.check_statements(text[:cut], text[cut:])
-    assert len(marks) > 10
-    assert all(marks)
+    assert len(marks) > 10 and all(marks)
     known = narrative.retold(text)[-1]
     altered = text[: known.start] + "Nowhere" + text[known.start + len(known.value) :]
     assert narrative.check_statements(altered[:cut], altered[cut:]).count(False) == 1

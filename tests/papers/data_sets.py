@@ -81,7 +81,7 @@ class DataSets:
         stems = [{"answerKey": "A", "question": {"stem": f"Stem {n}?", "choices": choices}} for n in range(90)]
         self._lines(f"{folder}/commonsense_qa/dev_rand_split.jsonl", stems)
         example = "lead\n\nQ: one?\n(A) x (B) y\nA: Because. The answer is (B)."
-        self._json(f"{folder}/LongGenBench_MMLU_prompt.json", [(subject, example) for subject in SUBJECTS])
+        self._json(f"{folder}/LongGenBench_MMLU_prompt.json", dict.fromkeys(SUBJECTS, example))
         for subject in SUBJECTS:
             asked = "".join(f"{subject} {n}?,a,b,c,d,{'ABCD'[n % 4]}\n" for n in range(45))
             self._text(f"{folder}/mmlu/{subject}_test.csv", asked)

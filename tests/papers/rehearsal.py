@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from checkpoints import SPECIAL, VOCAB, write_checkpoint
 from data_sets import DataSets
 
 from fake_tokenizer import byte_level
+from longdecode.analysis.declaration import AmbiguousQueryError, Tables, load_declarations
 from longdecode.evals import manifest
 from longdecode.evals.records import BaseRecord, Record, SpeedRecord
 from longdecode.evals.run_config import RunConfig, load_run_config, record_files
@@ -43,17 +45,23 @@ def runs() -> list[str]:
     return sorted(path.stem for path in PAPERS.glob("*.yaml") if path.name != "sizes.yaml")
 
 
-def scaled(name: str) -> dict[str, Any]:
-    """Return a run's configuration for a CPU: methods, models, suites and rules as they are, sizes cut down."""
+def scaled(name: str, cells: bool = False) -> dict[str, Any]:
+    """Return a run's configuration for a CPU: methods, models, suites and rules as they are, sizes cut down.
+
+    Args:
+        cells: keep every task, budget and number of contexts, so that each printed number has a row.
+    """
     values: dict[str, Any] = copy.deepcopy(yaml.safe_load((PAPERS / f"{name}.yaml").read_text()))
-    values |= {"device": "cpu", "dtype": "float32", "budgets": _budgets(values["budgets"])}
+    budgets = values["budgets"] if cells else _budgets(values["budgets"])
+    values |= {"device": "cpu", "dtype": "float32", "budgets": budgets}
     tasks = {suite: run.tasks for suite, run in load_run_config(PAPERS / f"{name}.yaml").suites.items()}
     if gates := values["methods"].get("seerattention_r"):
         gates["params"] = {"gates": "random:0"}
     for suite, spec in values["suites"].items():
-        length = SMALL["contexts"].get(suite, LONG)
-        spec["contexts"] = [length] if len(spec["contexts"]) == 1 else [min(SHORT, length), length]
-        spec["tasks"] = SMALL["tasks"].get(suite) or list(tasks[suite][:1])
+        length = {**SMALL["contexts"], **(SMALL["whole"] if cells else {})}.get(suite, LONG)
+        lengths = [length] if len(spec["contexts"]) == 1 else [min(SHORT, length), length]
+        spec["contexts"] = [length - 64 * at for at in range(len(spec["contexts"]))][::-1] if cells else lengths
+        spec["tasks"] = list(tasks[suite]) if cells else SMALL["tasks"].get(suite) or list(tasks[suite][:1])
         spec |= {"samples": 1, "batch": 8}  # several draws of a problem run at once
     for training in values.get("training", {}).values():
         training |= {"contexts": [1024], "steps": 2, "window": [4, 16]}
@@ -106,7 +114,9 @@ class Rehearsal:
             "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"),
         }  # fmt: skip
 
-    def run(self, name: str, changes: Mapping[str, Any] | None = None, *, cores: int = 2) -> Outcome:
+    def run(
+        self, name: str, changes: Mapping[str, Any] | None = None, *, cores: int = 2, cells: bool = False
+    ) -> Outcome:
         """Run one of the papers' configurations to its report, and once more, which must find nothing to do.
 
         Args:
@@ -116,7 +126,7 @@ class Rehearsal:
             RuntimeError: a step failed, or left evidence that its manifest does not have; the message is its output.
         """
         file = self.place / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(scaled(name) | dict(changes or {}), sort_keys=False))
+        file.write_text(yaml.safe_dump(scaled(name, cells) | dict(changes or {}), sort_keys=False))
         config = load_run_config(file)
         began = time.monotonic()
         self._train_heads(config)
@@ -130,6 +140,25 @@ class Rehearsal:
         records = self._records(config)
         reasons = Counter(f"{r.variant}: {r.status}: {r.reason}" for r in records if r.status != "ok")
         return Outcome(seconds, Counter(record.status for record in records), reasons)
+
+    def pairs(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield each printed number of a run's models, and why it does not stand beside one row of the tables here."""
+        run, made = load_run_config(PAPERS / f"{name}.yaml"), load_run_config(self.place / f"{name}.yaml")
+        tables, lengths = Tables.read(self.place / "results" / made.profile), dict[Any, int]()
+        for suite, spec in run.suites.items():
+            lengths |= {(suite, old): new for old, new in zip(spec.contexts, made.suites[suite].contexts, strict=True)}
+        for label, table in load_declarations(ROOT / "reporting" / "papers")[name.partition("-")[0]].tables.items():
+            for row, column in product(table.rows, table.columns if table.ours else ()):
+                query = table.ours.query_of(row, column) if isinstance(row.get(column), int | float) else None
+                asked = query.where.get("model") if query else None
+                if query and run.models.keys() & ({*asked} if isinstance(asked, list) else {asked}):
+                    context = lengths.get((query.where.get("suite"), query.where.get("context")))
+                    where = query.where | ({"context": context} if context else {})
+                    try:
+                        why = "" if tables.find(query.model_copy(update={"where": where})) else "no row"
+                    except AmbiguousQueryError as error:
+                        why = str(error)
+                    yield f"{label} {column} {where}", why
 
     def _records(self, config: RunConfig) -> list[BaseRecord]:
         folder = self.place / "results" / config.profile
@@ -168,10 +197,13 @@ class Rehearsal:
         return done.stdout
 
 
-def main(names: list[str] = typer.Argument(None), place: Path | None = None, cores: int = 2) -> None:  # noqa: B008
+def main(
+    names: list[str] = typer.Argument(None), place: Path | None = None, cores: int = 2, cells: bool = False,  # noqa: B008
+) -> None:  # fmt: skip
     """Rehearse the papers' runs named, all without a name, print their cells by status, and fail for a wrong one.
 
-    ``place`` is a folder to work in and to keep; a temporary one without.
+    ``place`` is a folder to work in and to keep; a temporary one without. ``cells`` keeps all tasks and budgets, and
+    holds that each number in print of the runs' models stands beside one row.
     """
     names = names or runs()
     if unknown := set(names) - set(runs()):
@@ -183,7 +215,7 @@ def main(names: list[str] = typer.Argument(None), place: Path | None = None, cor
         rehearsal = Rehearsal(folder, names)
         for name in names:
             try:
-                outcome = rehearsal.run(name, {"jobs": "suite"}, cores=cores)
+                outcome = rehearsal.run(name, {"jobs": "suite"}, cores=cores, cells=cells)
             except RuntimeError as error:
                 failed += 1
                 print(f"{name}: failed: {error}", flush=True)
@@ -192,7 +224,12 @@ def main(names: list[str] = typer.Argument(None), place: Path | None = None, cor
             print(f"{name}: {outcome.seconds:.0f} s, records: {counts}", flush=True)
             for reason, count in outcome.reasons.most_common(8):
                 print(f"    {count} x {reason[:300]}", flush=True)
-            failed += not all(any(all(p in reason for p in parts) for parts in RIGHT) for reason in outcome.reasons)
+            found = list(rehearsal.pairs(name)) if cells else []
+            faults = [f"{cell}: {why}" for cell, why in found if why]
+            said = [f"{len(found) - len(faults)} of {len(found)} printed numbers pair"] * cells + faults
+            print("".join(f"    {line}\n" for line in said), end="", flush=True)
+            right = all(any(all(p in reason for p in parts) for parts in RIGHT) for reason in outcome.reasons)
+            failed += bool(faults) or not right
     raise SystemExit(min(failed, 1))
 
 

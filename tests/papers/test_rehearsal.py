@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.evals.run_config import build_run_config
+from longdecode.evals.run_config import build_run_config, load_run_config
 from longdecode.evals.sweep import SIZES
 
 
@@ -19,4 +19,7 @@ def test_every_run_has_a_small_form_and_an_architecture(monkeypatch: pytest.Monk
         run = build_run_config(rehearsal.scaled(name), name)
         known = set(checkpoints.ARCHITECTURES) & set(SIZES["checkpoints"])
         assert {model.path for model in run.models.values()} <= known
-        assert run.device == "cpu" and max(max(suite.contexts) for suite in run.suites.values()) <= 4096
+        whole = build_run_config(rehearsal.scaled(name, cells=True), name)
+        both = [whole, load_run_config(rehearsal.PAPERS / f"{name}.yaml")]
+        kept, own = ((each.budgets, {key: suite.tasks for key, suite in each.suites.items()}) for each in both)
+        assert kept == own and run.device == "cpu" and max(max(suite.contexts) for suite in run.suites.values()) <= 4096

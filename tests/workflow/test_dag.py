@@ -90,8 +90,7 @@ def test_a_profile_has_the_files_that_it_asks_for(profile: str) -> None:
     plan = Plan(run, ROOT)
     files = {suite: len(spec.contexts) if run.jobs == "context" else 1 for suite, spec in run.suites.items()}
     wanted = sum(files[suite] for variant in run.methods for suite in run.suites_of(variant)) * len(run.models)
-    assert len(set(plan.records)) == len(plan.records) == wanted
-    assert len(plan.role_files) == len(run.role_trainings)
+    assert len(set(plan.records)) == len(plan.records) == wanted and len(plan.role_files) == len(run.role_trainings)
     gates = plan.gate_files(run.methods)
     assert 1 < len(gates) <= len(run.methods)
     assert all(set(plan.gate_files([variant])) <= set(gates) for variant in run.methods)

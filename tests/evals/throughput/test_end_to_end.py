@@ -94,8 +94,7 @@ def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
 
 
 def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
-    found = timed(run, "kernels", tmp_path)
-    records = {(r.method, r.variant, r.budget, r.params.get("full_heads")): r for r in found}
+    records = {(r.method, r.variant, r.budget, r.params.get("full_heads")): r for r in timed(run, "kernels", tmp_path)}
     ours = records["decode_attention", "longdecode", "full", None]
     theirs = records["decode_attention", "torch_flash", "full", None]
     assert (ours.reference, theirs.reference) == ("torch_flash", "longdecode")

@@ -47,10 +47,8 @@ def _curriculum(steps: int) -> Curriculum:
 def test_documents_have_exactly_their_length(kind: str, length: int, library: Library, seed: int) -> None:
     for books in (library, Library(None)):
         ids, weights = document(random.Random(seed), {kind: 1.0}, length, books)
-        assert ids.shape == weights.shape == (length,)
-        assert ids.dtype == np.uint8
-        assert ids.max() < 128
-        assert weights.max() > 0
+        assert ids.shape == weights.shape == (length,) and ids.dtype == np.uint8
+        assert ids.max() < 128 and weights.max() > 0
 
 
 def test_lookup_documents_weigh_the_answers(seed: int) -> None:
