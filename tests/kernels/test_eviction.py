@@ -10,12 +10,15 @@ from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 from longdecode.kernels.eviction import choose_victims
 from longdecode.kernels.eviction.gpu import choose_victims_gpu
+from longdecode.kernels.split_kv import arrival_counters
 
 PATHS = {"naive": (decode_attention, choose_victims), "triton": (decode_attention_gpu, choose_victims_gpu)}
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("shape", [(2, 2, 3, 20, 37), (1, 1, 8, 32, 600), (2, 3, 1, 64, 130)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 2, 3, 20, 37), (1, 1, 8, 32, 600), (2, 3, 1, 64, 130), (3, 2, 2, 16, 1100)], ids=str
+)
 @pytest.mark.parametrize("rule", ["accumulate", "latest"])
 def test_the_lowest_free_score_is_the_victim(
     rng: torch.Generator, path: str, shape: tuple[int, ...], rule: str
@@ -27,17 +30,18 @@ def test_the_lowest_free_score_is_the_victim(
     q, k, v, lengths = ragged(rng, *shape, per_head=not latest, fewest=2)
     lengths = lengths.view(batch, -1).expand(batch, kv).contiguous()
     own = 1 if latest else kv  # lists of positions
-    drawn = torch.stack([torch.randperm(900, generator=rng)[:size] for _ in range(batch * own)])
+    drawn = torch.stack([torch.randperm(max(900, size), generator=rng)[:size] for _ in range(batch * own)])
     positions = drawn.view(batch, own, size).expand(batch, kv, size)
     newest = (torch.rand(batch, own, generator=rng) * lengths[:, :own]).long()
     newest = newest.expand(batch, kv).contiguous()
-    position, protected = torch.full((batch,), 1000), torch.full((batch,), 700)
+    position, protected = torch.full((batch,), 2000), torch.full((batch,), 700)
     scores = torch.rand(batch, kv, size, generator=rng)
     held = [x.clone().to(DEVICE) for x in (positions.int(), scores, torch.zeros(batch, kv, dtype=torch.int64))]
     logits = torch.empty(batch, kv * group, size, device=DEVICE)
     out, lse = attend(*(x.to(DEVICE) for x in (q, k, v, lengths)), logits=logits)
     inputs = (x.to(DEVICE) for x in (lengths, newest, position, protected))
     choose(logits, lse[..., 0], *inputs, *held, rule=rule)
+    assert not arrival_counters(1, DEVICE).any()
     told, left, victims = (x.cpu() for x in held)
     for b in range(batch):
         weights = []
@@ -58,7 +62,7 @@ def test_the_lowest_free_score_is_the_victim(
                 score = old + torch.stack(weights[head * group : (head + 1) * group]).sum(dim=0)
             torch.testing.assert_close(left[b, head, :n].double(), score, atol=1e-4, rtol=1e-4)
             at = positions[b, head].clone()
-            at[slot] = 1000
+            at[slot] = 2000
             assert told[b, head].long().equal(at)
             free = [place for place in range(n) if at[place] < 700]
             assert int(victims[b, head]) == min(free, key=lambda place: float(score[place]), default=0)
