@@ -12,13 +12,12 @@ from longdecode.kernels.eviction import choose_victims
 from longdecode.kernels.eviction.gpu import choose_victims_gpu
 from longdecode.kernels.split_kv import arrival_counters
 
+SHAPES = (2, 2, 3, 20, 37), (1, 1, 8, 32, 600), (2, 3, 1, 64, 130), (3, 2, 2, 16, 1100)
 PATHS = {"naive": (decode_attention, choose_victims), "triton": (decode_attention_gpu, choose_victims_gpu)}
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(
-    "shape", [(2, 2, 3, 20, 37), (1, 1, 8, 32, 600), (2, 3, 1, 64, 130), (3, 2, 2, 16, 1100)], ids=str
-)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rule", ["accumulate", "latest"])
 def test_the_lowest_free_score_is_the_victim(
     rng: torch.Generator, path: str, shape: tuple[int, ...], rule: str

@@ -166,18 +166,15 @@ PARTS = [
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(("launch", "scored", "lists"), PARTS, ids=lambda given: str(given)[:40])
-def test_lists_of_many_and_of_few_parts(
-    rng: Generator, launch: SparseLaunch, scored: bool, lists: Lists, fused: bool
-) -> None:
+def test_lists_of_many_and_few_parts(rng: Generator, launch: Any, scored: bool, lists: Lists, fused: bool) -> None:
     check_merged(case(rng, *lists, 2, 16, torch.float32), replace(launch, fused_merge=fused), scored)
 
 
 @pytest.mark.parametrize("splits", [1, 31, 33])
 def test_one_list_of_any_number_of_parts(rng: Generator, splits: int) -> None:
-    """Around what one step of the merge holds."""
-    launch = SparseLaunch(16, 16, 4, 2, splits, balanced=True)
-    check_merged(case(rng, *ALONE, 3, 32, torch.float16), launch)
-    check_merged(case(rng, *ALONE, 3, 32, torch.float16), replace(launch, fused_merge=False))
+    for fused in (True, False):
+        launch = SparseLaunch(16, 16, 4, 2, splits, balanced=True, fused_merge=fused)
+        check_merged(case(rng, *ALONE, 3, 32, torch.float16), launch)
 
 
 @pytest.mark.parametrize(("group", "dim"), [(20, 16), (33, 200)])
@@ -185,9 +182,8 @@ def test_more_rows_than_a_merge_holds(rng: Generator, group: int, dim: int) -> N
     """Query heads of a list in several row tiles, and tiles of more rows than one step of the merge loads."""
     one = case(rng, [[EVERYTHING, 4]], [200], group, dim, torch.float32)
     launch = SparseLaunch(16, 16, 4, 2, 14, balanced=True)
-    check_merged(one, launch)
-    check_merged(one, replace(launch, rows=32))
-    check_merged(one, replace(launch, fused_merge=False))
+    for own in (launch, replace(launch, rows=32), replace(launch, fused_merge=False)):
+        check_merged(one, own)
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="the order of programs is chosen in the interpreter")
