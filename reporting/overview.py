@@ -210,7 +210,7 @@ def _taken(parts: Sequence[pd.DataFrame]) -> str:
     size = f", {_size(row)} tokens" if _size(row) else ""
     words = f"{tradeoff.short_title(row.title)}{size}: {wording.times(row.speed)}{wording.TIMES}"
     if proven is None:
-        return f"none proven; {words} (cannot tell, {picks[0].prompts[1]} prompts)"
+        return f"none proven; {words} (cannot tell, {picks[0].prompts[0]} prompts)"
     return words if row.run == parts[0].run.iloc[0] else f"{words} (run {row.run}, {row.n} prompts)"
 
 
