@@ -193,7 +193,7 @@ def heads_seconds(model: str, size: Size) -> float:
     recipe = read_yaml(REPOSITORY / "training" / "draft_heads" / "recipe.yaml")
     paper, own = recipe["default"], recipe["models"].get(model, {})
     share = math.prod(own.get(key, paper[key]) / paper[key] for key in ("steps", "sequences", "length"))
-    return float(3600 * TIMES["head_hours"] * share * size.weights / 16.1e9)
+    return float(3600 * TIMES["head_hours"] * share * size.weights / 13.5e9)  # of 7B
 
 
 def timed_seconds(run: RunConfig) -> float:

@@ -6,8 +6,9 @@ no kernel of a step writes (weights) may be read before it.
 
 When a kernel lets the next one start is a matter of speed alone, settled on an H200 with Llama-3-8B at 128K, batch 1.
 Projections, norms and rotation do so at once: while their last programs drain, the next weights are on their way.
-Sparse attention does so where its reading ends. Dense attention takes part only where few KV heads make more than 32
-parts of a list: elsewhere programs of its that start early pair up on some multiprocessors and leave others idle.
+Page scores, selection, eviction and merges do too, sparse attention where its reading ends. Dense attention takes part
+only where few KV heads make more than 32 parts of a list: elsewhere programs of its that start early pair up on some
+multiprocessors and leave others idle.
 Against ordinary launches a step of Full takes 2.3 % less, one of Quest 2.9 %; with every kernel letting the next start
 at once it was 0.7 % more for Full and 0.7 % less for Quest (the table ``launch_overlap`` of ``results/h200``, in the
 history up to revision 1b0697b).

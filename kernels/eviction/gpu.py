@@ -33,7 +33,7 @@ def eviction_kernel(
     the lowest of all. ``p_logits`` ``[B, Hq, S]`` and ``p_lse`` ``[B, Hq]`` float32,
     ``p_slot_positions`` ``[B, Hkv, S]`` int32, ``p_scores`` ``[B, Hkv, S]`` float32, ``p_victims`` ``[B, Hkv]`` int64,
     contiguous; ``p_lengths`` and ``p_newest`` ``[B, Hkv]``, ``p_position`` and ``p_protected`` ``[B]`` int64. Moves
-    ``B * S * (4 Hq + 8 Hkv)`` bytes.
+    ``B * S * (4 Hq + 8 Hkv)`` bytes, and a part's 8 twice.
 
     Source: Zhang et al. 2023, H2O (arXiv 2306.14048), algorithm 1; Oren et al. 2024, TOVA (arXiv 2401.06104), 3.2.
     """
@@ -118,7 +118,7 @@ def choose_victims_gpu(
         rule: ``accumulate`` or ``latest``.
 
     Raises:
-        ValueError: the rule is unknown.
+        ValueError, RuntimeError: the rule is unknown; as ``split_kv.arrival_counters``, whose other rules hold too.
     """
     check_rule(rule)
     batch, heads, capacity = logits.shape

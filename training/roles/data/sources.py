@@ -32,10 +32,11 @@ def sample_source(
     """
     first_answer = run.objective != "code"
     if run.data == "hotpotqa":
-        questions = unasked(read_hotpotqa(data.get("hotpotqa")), data.get("longbench"))
+        questions = unasked(every := read_hotpotqa(data.get("hotpotqa")), data.get("longbench"))
         kept = without_closed_book(questions, decoder, tokenizer, run.steps * run.batch)
         source: SampleSource = HotpotQA(tokenizer, kept, first_answer)
-        source.read = [f"{len(kept)} questions, sha256 {hash_texts(asked.question for asked in kept)}"]
+        left = f"{len(every) - len(questions)} of LongBench's left out"
+        source.read = [f"{len(kept)} questions, {left}, sha256 {hash_texts(asked.question for asked in kept)}"]
         return source
     if run.data == "passkey":
         return Passkey(tokenizer, generated_haystack(tokenizer), run.questions, run.passkey_words)
