@@ -34,7 +34,7 @@ def test_a_committed_run_is_what_its_records_give() -> None:
 
 @pytest.mark.parametrize(
     ("run", "changes"),
-    [("pilot", {"pareto": [{"loss": 1.0, "front_share": 1}]}),
+    [("qwen-32k", {"pareto": [{"loss": 1.0, "front_share": 1}]}),
      ("retro-0.5b", {"summary": [{"value": 0.01}, {"high": 0.02}],
                      "comparisons": [{"low": -1.0, "high": -1.0}, {"p": 0.2}, {"n": 1}],
                      "ranks": [{"rank_high": 1}], "measures": [{"value": 0.01}, {"high": 9.0}]})],

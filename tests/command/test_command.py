@@ -145,7 +145,7 @@ def test_plan_refuses_what_a_run_would_refuse(tmp_path: Path) -> None:
     assert f"missing: models.miniature: {other} has no tokenizer" in said("plan", own)
 
 
-@pytest.mark.parametrize("table", ["pilot 18 task", "qwen-nosa 21 model", "h200 1 scores:"])
+@pytest.mark.parametrize("table", ["qwen-64k 13 task", "qwen-nosa 21 model", "h200 1 scores:"])
 def test_a_long_table_hides_no_answer_and_a_short_one_no_model(table: str, capsys: pytest.CaptureFixture) -> None:
     folder, rows, first = table.split()
     terminal.show_ended(Console(width=200), ROOT / "results" / folder)
