@@ -81,7 +81,7 @@ def test_an_ops_own_sizes_stand_in_the_table(speed_record: Make) -> None:
     assert speed_table(records, Spread(0.95, 200, 0))["op_sizes"].tolist() == ["full_heads=1", "full_heads=8"]
 
 
-@pytest.mark.parametrize("folder", [ROOT / "results" / name for name in ("qwen", "offload")], ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", [ROOT / "results" / name for name in ("qwen", "retro")], ids=lambda path: path.name)
 def test_stored_records_give_the_committed_table(folder: Path) -> None:
     """Frozen before the benchmarks were put on one harness: no number of a committed run may change."""
     frozen = pd.read_csv(folder / "speed.csv")
